@@ -35,6 +35,24 @@ pub struct TestCatalog {
     http: reqwest::Client,
 }
 
+/// The folder and the address of a multi-tenant server that has ended.
+pub struct LeftCatalog {
+    dir: TempDir,
+    at: String,
+}
+
+impl LeftCatalog {
+    /// Returns the directory of the catalog.
+    pub fn folder(&self) -> PathBuf {
+        self.dir.path().join("catalog")
+    }
+
+    /// Starts a server with these options there.
+    pub async fn start(self, serve: ServeCatalog) -> TestCatalog {
+        serve.start_in(self.dir, self.at).await
+    }
+}
+
 /// A tenant with a key for each right.
 #[derive(Clone, Debug)]
 pub struct TestTenant {
@@ -190,6 +208,13 @@ impl TestCatalog {
         let Self { process, at, dir, serve, front, .. } = self;
         let ran = process.terminate().await;
         (ran, Self { front, ..serve.start_in(dir, at).await })
+    }
+
+    /// Terminates it, waits for its end, and returns the options with which another server starts on the same folder.
+    pub async fn left(self) -> LeftCatalog {
+        let Self { process, at, dir, .. } = self;
+        process.terminate().await;
+        LeftCatalog { dir, at }
     }
 
     /// Kills it and waits for its end.

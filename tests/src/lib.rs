@@ -34,7 +34,7 @@ mod terminal;
 mod waiting;
 
 pub use browser::BrowserDriver;
-pub use catalog::{OPERATOR, ServeCatalog, TestCatalog, TestTenant};
+pub use catalog::{LeftCatalog, OPERATOR, ServeCatalog, TestCatalog, TestTenant};
 pub use catalog_contract::{CuttingStep, MemoryLog, RemovalStep, shared_catalog_contract, upload};
 pub use catalog_cutting::{CHANGES_MAX, Copies, create, cut_log_contract};
 pub use collector::{Collector, TracedSpan};

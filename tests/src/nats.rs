@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use rollout_cluster::ClusterSettings;
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::process::Command;
 
@@ -103,6 +104,20 @@ impl TestNats {
     pub async fn kill(&self, at: usize) {
         let process = self.servers[at].process.lock().expect("no test panics with it").take();
         process.expect("it runs").kill().await;
+    }
+
+    /// Removes the store of a server that was killed.
+    pub fn lose_disk(&self, at: usize) {
+        let store = self.servers[at].dir.path().join("store");
+        std::fs::remove_dir_all(store).expect("the server does not run");
+    }
+
+    /// Sends a signal to all servers.
+    pub fn signal_all(&self, signal: Signal) {
+        for server in &self.servers {
+            let process = server.process.lock().expect("no test panics with it");
+            process.as_ref().expect("it runs").signal(signal);
+        }
     }
 
     /// Kills all servers.

@@ -14,8 +14,8 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use rollout_cluster::Cluster;
 use rollout_tests::{
-    Admitted, Controller, Exposition, Serve, Start, TestHost, TestNats, example, in_time, rollout_host,
-    trainer_python, until,
+    Admitted, Controller, Exposition, Reply, RolloutRequest, Serve, Start, TestHost, TestNats, example,
+    in_time, rollout_host, trainer_python, until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -345,7 +345,7 @@ async fn a_group_waits_for_its_own_worker_when_that_is_full() {
 }
 
 /// Returns a request that continues a rollout before its only call of the model.
-fn fork_of(controller: &Controller, parent: &str) -> rollout_tests::RolloutRequest {
+fn fork_of(controller: &Controller, parent: &str) -> RolloutRequest {
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     request.with("fork_of", json!({"rollout_id": parent, "turn": 0}))
 }
@@ -557,24 +557,14 @@ async fn a_place_that_a_worker_refuses_is_chosen_again_and_then_confirmed() {
     let free = PlacingWorker::start("w2", 5, |_, _| plainly(StatusCode::ACCEPTED)).await;
     let gateway = gateway(gateway_to(&[first.url.clone(), full.url.clone(), free.url.clone()]), 3).await;
 
-    for number in 0..40 {
-        let id = format!("placed-{number}");
-        let before = first.requests().len();
-        let reply = gateway.ask(&controller.rollout("Calculate 2 + 3.").id(&id)).await;
-        let requests = first.requests().split_off(before);
-        if requests.is_empty() {
-            continue;
-        }
+    let (id, reply, requests) =
+        preferring(&first, &gateway, |id| controller.rollout("Calculate 2 + 3.").id(id)).await;
 
-        // The id prefers w0.
-        assert_eq!(reply.status, 202, "{}", reply.text);
-        let line = |method: &str, path: &str| (method.to_owned(), path.to_owned(), "w2".to_owned());
-        let confirmation = line("PUT", &format!("/rollout/{id}/placed"));
-        assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
-        assert_eq!(requests[..2], [line("POST", "/rollout"), line("POST", "/rollout")]);
-        return;
-    }
-    panic!("no id prefers the first of three workers");
+    assert_eq!(reply.status, 202, "{}", reply.text);
+    let line = |method: &str, path: &str| (method.to_owned(), path.to_owned(), "w2".to_owned());
+    let confirmation = line("PUT", &format!("/rollout/{id}/placed"));
+    assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
+    assert_eq!(requests[..2], [line("POST", "/rollout"), line("POST", "/rollout")]);
 }
 
 #[tokio::test]
@@ -586,23 +576,150 @@ async fn a_rollout_that_another_worker_may_have_is_sent_there_only_and_its_place
     let free = PlacingWorker::start("w2", 5, |_, _| plainly(StatusCode::ACCEPTED)).await;
     let gateway = gateway(gateway_to(&[first.url.clone(), there.url.clone(), free.url.clone()]), 3).await;
 
+    let request = |id: &str| controller.rollout("Calculate 2 + 3.").id(id);
+    let (id, ..) = preferring(&first, &gateway, request).await;
+    let (before, elsewhere) = (first.requests().len(), free.requests().len());
+
+    let reply = gateway.ask(&request(&id)).await;
+
+    assert_eq!(reply.status, 409, "{}", reply.text);
+    let confirmation = ("PUT".to_owned(), format!("/rollout/{id}/placed"), "w1".to_owned());
+    assert_eq!(first.requests()[before..].last(), Some(&confirmation));
+    assert_eq!(free.requests().len(), elsewhere);
+}
+
+/// Returns an id that the first of these workers is asked about first, the gateway's answer, and the requests to the first worker.
+async fn preferring(
+    first: &PlacingWorker,
+    gateway: &TestHost,
+    request: impl Fn(&str) -> RolloutRequest,
+) -> (String, Reply, Vec<Seen>) {
     for number in 0..40 {
         let id = format!("placed-{number}");
-        let (before, elsewhere) = (first.requests().len(), free.requests().len());
-        let reply = gateway.ask(&controller.rollout("Calculate 2 + 3.").id(&id)).await;
+        let before = first.requests().len();
+        let reply = gateway.ask(&request(&id)).await;
         let requests = first.requests().split_off(before);
-        if requests.is_empty() {
-            continue;
+        if !requests.is_empty() {
+            return (id, reply, requests);
         }
-
-        // The id prefers w0.
-        assert_eq!(reply.status, 409, "{}", reply.text);
-        let confirmation = ("PUT".to_owned(), format!("/rollout/{id}/placed"), "w1".to_owned());
-        assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
-        assert_eq!(free.requests().len(), elsewhere);
-        return;
     }
     panic!("no id prefers the first of three workers");
+}
+
+#[tokio::test]
+async fn a_polled_rollout_is_sent_to_no_other_worker_without_a_note_at_its_own() {
+    let controller = Controller::start().await;
+    // It has no memory even for a note.
+    let first = PlacingWorker::start("w0", 0, |_, _| plainly(StatusCode::SERVICE_UNAVAILABLE)).await;
+    let accepts = |_: &str, _| plainly(StatusCode::ACCEPTED);
+    let (second, third) =
+        tokio::join!(PlacingWorker::start("w1", 5, accepts), PlacingWorker::start("w2", 5, accepts));
+    let gateway = gateway(gateway_to(&[&first, &second, &third].map(|worker| worker.url.clone())), 3).await;
+    let polled = |id: &str| controller.rollout("Calculate 2 + 3.").id(id);
+
+    let (id, reply, requests) = preferring(&first, &gateway, polled).await;
+
+    assert_eq!(reply.status, 429, "{}", reply.text);
+    assert!(reply.headers.contains_key("retry-after"));
+    assert!(!requests[0].2.is_empty(), "another worker was named: {requests:?}");
+    let others = || second.requests().len() + third.requests().len();
+    let before = others();
+    assert_eq!(gateway.ask(&polled(&id)).await.status, 429);
+    assert_eq!(others(), before);
+    // A caller with callbacks accepts that its rollout may be at any worker.
+    let reply = gateway.ask(&polled(&id).with_callbacks("key-of-the-caller")).await;
+    assert_eq!((reply.status, others()), (202, before + 1), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn a_worker_that_refuses_a_rollout_in_spite_of_free_slots_is_told_where_there_is_room() {
+    let controller = Controller::start().await;
+    let home = |place: &str, _| match place {
+        "" => plainly(StatusCode::TOO_MANY_REQUESTS),
+        place => at(place, true),
+    };
+    let accepts = |_: &str, _| plainly(StatusCode::ACCEPTED);
+    let (first, second) =
+        tokio::join!(PlacingWorker::start("w0", 5, home), PlacingWorker::start("w1", 3, accepts));
+    let gateway = gateway(gateway_to(&[first.url.clone(), second.url.clone()]), 2).await;
+
+    let (id, reply, requests) =
+        preferring(&first, &gateway, |id| controller.rollout("Calculate 2 + 3.").id(id)).await;
+
+    assert_eq!(reply.status, 202, "{}", reply.text);
+    let line = |method: &str, path: &str, place: &str| (method.to_owned(), path.to_owned(), place.to_owned());
+    let confirmation = line("PUT", &format!("/rollout/{id}/placed"), "w1");
+    assert_eq!(requests, [line("POST", "/rollout", ""), line("POST", "/rollout", "w1"), confirmation]);
+}
+
+#[tokio::test]
+async fn rollouts_of_a_worker_that_drains_go_to_others_and_run_once() {
+    let controller = Controller::start().await;
+    let serves = ["w0", "w1", "w2"].map(|name| worker("conform", name).config("drain-secs = 60.0\n"));
+    let workers = join_all(serves.map(Serve::start)).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    controller.hold();
+    let request = |number: u32| controller.rollout("Calculate 2 + 3.").label("5").id(&format!("r-{number}"));
+    let mut admitted = Vec::new();
+    for number in 0..4 {
+        admitted.push(first.admit(&request(number)).await);
+    }
+    let drained = worker_of(&admitted[0]);
+    workers[drained].process().signal(Signal::TERM);
+    until("the worker drains", async || {
+        let health = second.health().await;
+        let accepting =
+            health["workers"].as_array().unwrap().iter().filter(|worker| worker["accepting"] == true);
+        (accepting.count() == 2).then_some(())
+    })
+    .await;
+
+    for number in 4..24 {
+        admitted.push(first.admit(&request(number)).await);
+    }
+    assert!(admitted[4..].iter().all(|admitted| worker_of(admitted) != drained));
+    controller.chats_arrived(24).await;
+    for number in 0..24 {
+        let again = second.ask(&request(number)).await;
+        assert_eq!(again.status, 409, "rollout {number}: {}", again.text);
+    }
+    controller.release();
+    for admitted in &admitted {
+        assert_eq!(first.result(admitted).await["sample"]["reward"], 1.0);
+    }
+    assert_eq!(controller.chats().len(), 24, "each rollout ran once");
+}
+
+#[tokio::test]
+async fn sessions_whose_callers_chose_the_ids_go_on_when_a_worker_joins() {
+    let address = free_address();
+    let joining = environment("example-number-hunt", "w2").listen(address);
+    let workers = join_all(["w0", "w1"].map(|name| environment("example-number-hunt", name).start())).await;
+    let mut addresses = urls(&workers);
+    addresses.push(format!("http://{address}"));
+    let gateway = gateway(gateway_to(&addresses), 2).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let send = async |path: &str, id: &str, body: &Value| {
+        let request = http.post(format!("{}{path}", gateway.url())).header("x-session-id", id).json(body);
+        let answer = in_time("an answer", request.send()).await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let ids: Vec<String> = (0..12).map(|number| format!("chosen-{number}")).collect();
+    let task = json!({"env_name": "number-hunt", "split": "train", "index": 1});
+    for id in &ids {
+        assert_eq!(send("/create", id, &task).await.0, 200);
+    }
+
+    let _joined = joining.start().await;
+    all_up(&gateway, 3).await;
+
+    for id in &ids {
+        let (status, text) = send("/call", id, &json!({"name": "step", "input": {"number": 0}})).await;
+        assert!(status == 200 && text.contains("lower"), "{id}: {status} {text}");
+    }
+    let (status, text) = send("/call", "unknown", &json!({"name": "step", "input": {"number": 0}})).await;
+    assert!(status == 404 && text.contains("unknown"), "{status} {text}");
 }
 
 /// Returns a worker that opens sessions of an environment.

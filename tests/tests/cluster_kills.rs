@@ -1,7 +1,8 @@
 //! Tests that a cluster loses nothing: workers, gateways and NATS servers die, stop and wake while a trainer has rollouts of
 //! several turns in flight, and every rollout has one outcome, the same as on a single quiet server.
 //!
-//! `ROLLOUT_TEST_CLUSTER_ROLLOUTS` sets the number of rollouts between two events.
+//! `ROLLOUT_TEST_CLUSTER_ROLLOUTS` sets the number of rollouts between two events, and `ROLLOUT_TEST_CLUSTER_OUTAGE_SECS` the time for
+//! which all NATS servers are stopped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +20,9 @@ use tokio::task::JoinSet;
 
 /// Default number of rollouts that end between two events.
 const ROLLOUTS: usize = 60;
+
+/// Default time for which all NATS servers are stopped: longer than a lease.
+const OUTAGE_SECS: u64 = 6;
 
 /// Number of rollouts that are compared with a quiet run.
 const COMPARED_MAX: usize = 400;
@@ -230,6 +234,8 @@ async fn is_ready(gateway: &TestHost) {
 async fn a_cluster_whose_parts_die_loses_changes_and_doubles_nothing() {
     let count = std::env::var("ROLLOUT_TEST_CLUSTER_ROLLOUTS").ok();
     let count = count.map_or(ROLLOUTS, |count| count.parse().expect("a number of rollouts"));
+    let outage = std::env::var("ROLLOUT_TEST_CLUSTER_OUTAGE_SECS").ok();
+    let outage = outage.map_or(OUTAGE_SECS, |secs| secs.parse().expect("a number of seconds"));
     let began = Instant::now();
     let trainer = Trainer::start().await;
     let nats = TestNats::start_cluster().await;
@@ -294,10 +300,33 @@ async fn a_cluster_whose_parts_die_loses_changes_and_doubles_nothing() {
     nats.kill(0).await;
     nats.restart(0).await;
 
+    // What the server has not synced is lost in a power cut; here all of it is.
+    log("a NATS server is killed and loses its disk").await;
+    nats.kill(1).await;
+    nats.lose_disk(1);
+    nats.restart(1).await;
+
     log("worker 2 is restarted in order, as in an upgrade").await;
     check_log(&workers[2].take().expect("it runs").stop().await.stderr);
     // As an orchestrator does, until NATS has elected its leaders again.
     workers[2] = Some(until("a worker", async || serves[2].clone().try_start().await.ok()).await);
+
+    log("all NATS servers are stopped for a while").await;
+    nats.signal_all(Signal::STOP);
+    tokio::time::sleep(Duration::from_secs(outage)).await;
+    let owners = async |gateway: &TestHost| {
+        let health = gateway.health().await;
+        let workers = health["workers"].as_array().expect("it lists workers").clone();
+        workers
+            .into_iter()
+            .map(|worker| (worker["url"].to_string(), worker["logs"].to_string()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let during = owners(&gateways[0]).await;
+    nats.signal_all(Signal::CONT);
+
+    log("NATS was there again, and no log had changed hands").await;
+    assert_eq!(owners(&gateways[0]).await, during);
 
     log("all NATS servers are killed and started again").await;
     nats.kill_all().await;

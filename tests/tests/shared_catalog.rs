@@ -9,8 +9,9 @@ use reqwest::Method;
 use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings, Severity};
 use rollout_tests::{
-    Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, RemovalStep, ServeCatalog,
-    TestCatalog, TestHost, TestNats, create, cut_log_contract, shared_catalog_contract, until, upload,
+    Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, RemovalStep, ServeCatalog, Start,
+    TestCatalog, TestHost, TestNats, create, cut_log_contract, rollout_host, shared_catalog_contract, until,
+    upload,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -491,6 +492,126 @@ async fn served(plugin: &TestHost, controller: &Controller) -> BTreeSet<(String,
 
 fn both(version: &str) -> BTreeSet<(String, String)> {
     ["w1", "w2"].map(|worker| (worker.to_owned(), version.to_owned())).into()
+}
+
+#[tokio::test]
+async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let single = ServeCatalog::default().config("drain-secs = 0.2\n").start().await;
+    let tenant = single.tenant("acme", json!({"model-tokens-per-day": 1_000_000})).await;
+    let deleted = single.tenant("deleted", json!({})).await;
+    single.operate(Method::DELETE, &format!("/tenants/{}", deleted.name), Value::Null).await;
+    let secret = json!({"value": "key-of-the-model"});
+    let reply = single.ask(&tenant.author, Method::PUT, "/admin/v1/secrets/policy", secret).await;
+    assert!(reply.status < 300, "{reply:?}");
+    single.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
+    let gym = format!(
+        "[nemo-gym]\nmodel-url = '{}'\nmodel = 'mine'\nmodel-key-env = 'policy'\n",
+        controller.model_url()
+    );
+    single.serve(&tenant, "calc", "conform", &gym).await;
+    let plugin = single.plugin(&tenant, "p");
+    let read = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(greeting(&plugin.result(&read).await), "v1");
+    let unread = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    until("the second rollout to end", async || {
+        (plugin.health().await["completed_rollouts"] == 2).then_some(())
+    })
+    .await;
+
+    let section = section(&nats);
+    let worker = tempfile::tempdir().unwrap();
+    let worker_file = worker.path().join("worker.toml");
+    let text = format!(
+        "[journal]\nkey-env = 'JOURNAL_KEY'\n[cluster]\nrole = 'worker'\nkey-env = 'CLUSTER_KEY'\n{section}"
+    );
+    std::fs::write(&worker_file, text).unwrap();
+    let share = async |folder: &std::path::Path, options: &[&str]| {
+        let mut command = rollout_host(["cluster", "share-catalog"]);
+        command.arg(folder).arg("--config").arg(&worker_file).args(options);
+        command.env("JOURNAL_KEY", "the-key-of-all-journals").start().ended().await
+    };
+    let refused = share(&single.folder(), &[]).await;
+    assert!(
+        refused.code == Some(2) && refused.stderr.contains("is locked by another process"),
+        "{refused:?}"
+    );
+    let left = single.left().await;
+    let refused = share(&left.folder(), &[]).await;
+    let expected = "0 unfinished rollouts and 1 results that no caller has read";
+    assert!(refused.code == Some(2) && refused.stderr.contains(expected), "{refused:?}");
+    // The folder is as before.
+    let single = left.start(ServeCatalog::default().config("drain-secs = 5.0\n")).await;
+    assert_eq!(greeting(&single.plugin(&tenant, "p").result(&unread).await), "v1");
+    let left = single.left().await;
+
+    let shared = share(&left.folder(), &[]).await;
+
+    assert_eq!(shared.code, Some(0), "{}", shared.stderr);
+    assert!(shared.stdout.contains("1 tenants, 4 keys, 2 plugins and 2 components are shared"), "{shared:?}");
+    let again = share(&left.folder(), &[]).await;
+    let expected = "has a copy of a catalog that several processes share";
+    assert!(again.code == Some(2) && again.stderr.contains(expected), "{again:?}");
+    let one = left.start(ServeCatalog::worker("w1", &section)).await;
+    let other = ServeCatalog::worker("w2", &section).start().await;
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
+    let one = one.behind(gateway.url());
+    let plugin = one.plugin(&tenant, "p");
+    until("both workers to serve", async || (served(&plugin, &controller).await == both("v1")).then_some(()))
+        .await;
+    // Both workers open the secret.
+    let row = json!({"responses_create_params": {"input": "Calculate 2 + 3."}, "label": "5"});
+    for worker in [&one, &other] {
+        let reply = reqwest::Client::new()
+            .post(format!("{}/p/calc/run", worker.own_url()))
+            .header("authorization", format!("Bearer {}", tenant.caller))
+            .header("x-rollout-host-cluster-key", "the-key-of-the-cluster")
+            .json(&row)
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(reply.status(), 200);
+        let chat = controller.chats().pop().unwrap();
+        assert_eq!(chat.header("authorization"), Some("Bearer key-of-the-model"));
+    }
+    // The number of a deleted tenant is not used again.
+    let numbers = |folder: std::path::PathBuf| {
+        let names = std::fs::read_dir(folder.join("tenants")).unwrap();
+        names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+    };
+    one.tenant("next", json!({})).await;
+    until("the copies", async || {
+        let both = [numbers(one.folder()), numbers(other.folder())];
+        both.iter().all(|numbers| *numbers == ["1", "3"].map(str::to_owned).into()).then_some(())
+    })
+    .await;
+    assert!(one.folder().join("tenants/1/journal-before-sharing").is_dir());
+}
+
+#[tokio::test]
+async fn a_catalog_is_not_shared_with_a_cluster_that_has_one() {
+    let nats = TestNats::start().await;
+    let log = log_on(&nats).await;
+    let copies = Copies::new();
+    let own = tempfile::tempdir().unwrap();
+    let made = Catalog::open(CatalogSettings::new(own.path())).unwrap();
+    create(&made, "mine");
+    drop(made);
+    let path = own.path().to_owned();
+    tokio::task::spawn_blocking(move || {
+        let other = copies.try_open("one", &log).unwrap();
+        create(&other, "theirs");
+        let error = rollout_catalog::share(&path, &log, &|_, _, sealed| Some(sealed.to_owned())).unwrap_err();
+        assert!(matches!(error, rollout_catalog::ShareError::NotEmpty), "{error}");
+        let empty = tempfile::tempdir().unwrap();
+        let error = rollout_catalog::share(empty.path(), &log, &|_, _, _| None).unwrap_err();
+        assert!(matches!(error, rollout_catalog::ShareError::Empty), "{error}");
+        let own = Catalog::open(CatalogSettings::new(path)).unwrap();
+        assert_eq!(own.tenants(None, 9).unwrap().len(), 1, "it is as before");
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rollout_tests::{Admitted, Controller, RolloutRequest, Serve, TestHost, TestNats, until};
+use rollout_cluster::Cluster;
+use rollout_tests::{
+    Admitted, Controller, RolloutRequest, Serve, Start, TestHost, TestNats, rollout_host, until,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -211,6 +214,92 @@ async fn without_nats_running_rollouts_wait_and_new_ones_are_asked_to_retry() {
         (asked.status == 202).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_operator_gives_up_a_log_that_no_worker_can_continue() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start().await;
+    let first = worker(&nats, "w0").start().await;
+    let _second = worker(&nats, "w1").start().await;
+    let gateway = keyed(TestHost::of_gateway())
+        .option("--role", "gateway")
+        .option("--lost-after-secs", 1)
+        .config(&nats_settings(&nats))
+        .start()
+        .await;
+    logs(&gateway, &["w0", "w1"]).await;
+    controller.hold();
+    let admitted = admit_to_each(&gateway, &controller, &["w0", "w1"], 1).await;
+    controller.chats_arrived(admitted.len()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gateway.toml");
+    let config = format!("[cluster]\nrole = 'gateway'\nkey-env = 'CLUSTER_KEY'\n{}", nats_settings(&nats));
+    std::fs::write(&file, config).unwrap();
+    let cluster = async |arguments: &[&str]| {
+        let mut command = rollout_host(["cluster"]);
+        command.args(arguments).arg("--config").arg(&file).start().ended().await
+    };
+    let listed = async || {
+        let ran = cluster(&["logs", "--json"]).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let log =
+            |line: &str| serde_json::from_str::<Value>(line).unwrap()["log"].as_str().unwrap().to_owned();
+        ran.stdout.lines().map(log).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, ["w0", "w1"]);
+    let refused = cluster(&["forget-log", "w1"]).await;
+    assert!(
+        refused.code == Some(2) && refused.stderr.contains("has an owner that sends heartbeats"),
+        "{refused:?}"
+    );
+    let refused = cluster(&["forget-log", "w7"]).await;
+    assert!(refused.code == Some(2) && refused.stderr.contains("there is no log 'w7'"), "{refused:?}");
+
+    first.kill().await;
+    let client = Cluster::connect(nats.settings()).await.unwrap();
+    let stored = client.jetstream().publish("rollout.log.w0", "of another program".into()).await.unwrap();
+    stored.await.unwrap();
+    let given_up = cluster(&["forget-log", "w0"]).await;
+
+    assert_eq!(given_up.code, Some(0), "{}", given_up.stderr);
+    assert_eq!(listed().await, ["w1"]);
+    let text = cluster(&["logs"]).await.stdout;
+    assert!(text.starts_with("log  owner") && text.contains("\nw1   http://127.0.0.1:"), "{text}");
+    controller.release();
+    for (_, admitted) in &admitted {
+        let result = gateway.result(admitted).await;
+        match log_of(admitted) {
+            "w0" => assert_eq!(result["err_category"], "internal_error", "{result:#}"),
+            _ => check_scored(&[result]),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_journal_with_rollouts_is_not_left_behind_when_its_server_becomes_a_worker() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let journal = format!("[journal]\ndir = {:?}\nkey-env = 'JOURNAL_KEY'\n", folder.path());
+    let single = keyed(TestHost::of("conform")).config(&journal);
+    let single = || single.clone().start();
+    let host = single().await;
+    let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    let idle = async || (host.health().await["lifecycle"]["active_rollouts"] == 0).then_some(());
+    until("the rollout to end", idle).await;
+    host.kill().await;
+    let worker = keyed(TestHost::of("conform")).option("--role", "worker").option("--worker-name", "w0");
+    let worker = worker.config(&format!("{journal}{}", nats_settings(&nats)));
+
+    let error = worker.clone().try_start().await.err().expect("it is refused");
+
+    let expected = "0 unfinished rollouts and 1 results that no caller has read";
+    assert!(error.contains(expected), "{error}");
+    let host = single().await;
+    check_scored(&[host.result(&admitted).await]);
+    host.stop().await;
+    worker.start().await;
 }
 
 #[tokio::test]

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::{Quota, Quotas};
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
 use sha2::{Digest as _, Sha256};
 
 use crate::Catalog;
 use crate::error::{Abort, CatalogError, QuotaExceeded, StorageError, at};
 use crate::model::TenantId;
 use crate::shared::SharedLog;
-use crate::store::{Locked, Store, parsed, require_tenant, sync_folder};
+use crate::store::{Locked, Store, no_value, parsed, require_tenant, sync_folder};
 
 /// Time for which an uploaded component waits for a deployment that refers to it, in seconds.
 const UNUSED_SECS_MAX: i64 = 60 * 60;
@@ -91,7 +91,7 @@ fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Resul
 }
 
 /// Returns the digest of a file's contents.
-fn digest_of(file: &mut File) -> io::Result<Digest> {
+pub(crate) fn digest_of(file: &mut File) -> io::Result<Digest> {
     let (mut hash, mut piece) = (Sha256::new(), vec![0; 64 << 10]);
     loop {
         match file.read(&mut piece)? {
@@ -233,7 +233,7 @@ fn folder(catalog: &Path) -> PathBuf {
     catalog.join("components")
 }
 
-fn path(catalog: &Path, digest: Digest) -> PathBuf {
+pub(crate) fn path(catalog: &Path, digest: Digest) -> PathBuf {
     let digest = digest.to_string();
     folder(catalog).join(&digest[..2]).join(format!("{digest}.wasm"))
 }
@@ -251,6 +251,13 @@ fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Res
     let sum = "SELECT coalesce(sum(bytes), 0) FROM components WHERE tenant = ?1 AND digest <> ?2";
     let used = transaction.query_row(sum, params![tenant.0, digest.to_string()], |row| row.get(0))?;
     Ok(ComponentBytes { limit: quotas.get(Quota::ComponentBytes), used })
+}
+
+/// Returns the digests of the components of all tenants.
+pub(crate) fn all_digests(transaction: &Transaction<'_>) -> Result<Vec<Digest>, Abort> {
+    let mut statement = transaction.prepare("SELECT DISTINCT digest FROM components ORDER BY digest")?;
+    let digest = |row: &Row<'_>| row.get::<_, String>(0)?.parse().map_err(|error| no_value(0, error));
+    Ok(statement.query_map([], digest)?.collect::<rusqlite::Result<_>>()?)
 }
 
 /// Returns the digests of a tenant's components.

@@ -116,14 +116,21 @@ impl Store {
         if is_whole && !extent.is_long {
             return Ok(false);
         }
+        self.cut_log(&**log, is_whole)
+    }
+
+    /// Cuts the shared log, whatever its length. Returns false if another process has just done that. To be called after
+    /// [`Self::catch_up`].
+    pub(crate) fn cut_log(&self, log: &dyn SharedLog, is_whole: bool) -> Result<bool, CatalogError> {
+        let first = log.extent().first;
         let mut locked = self.locked();
-        if !locked.end_with_checkpoint(extent.first)? {
+        if !locked.end_with_checkpoint(first)? {
             return Ok(false);
         }
         // Logged only now: if the checkpoint cannot be appended, another process may just have cut the log.
         if !is_whole {
             tracing::error!(
-                change = extent.first,
+                change = first,
                 "the log of the shared catalog has lost the snapshot of its beginning; storing a new one"
             );
         }

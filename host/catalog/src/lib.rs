@@ -30,6 +30,7 @@ mod plugins;
 mod schema;
 mod secrets;
 mod shared;
+mod sharing;
 mod store;
 mod tenants;
 #[cfg(test)]
@@ -57,7 +58,8 @@ pub use pending::TenantUsage;
 pub use plugins::{PlannedActivation, VERSIONS_MAX};
 pub use secrets::SECRET_NAME_BYTES_MAX;
 pub use shared::{ChangeKind, LogExtent, SharedLog};
-pub use store::{CopyLock, lock_copy};
+pub use sharing::{Reseal, ShareError, SharedContents, share};
+pub use store::{CopyLock, lock_copy, lock_own};
 pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.

@@ -455,11 +455,33 @@ pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
     Ok(CopyLock(lock))
 }
 
+/// Locks an existing folder, and checks that its catalog is no copy of a shared one. Drop the lock before the catalog is
+/// opened.
+///
+/// # Errors
+///
+/// [`OpenError::Shared`] if the folder has a copy, and [`OpenError::Locked`] if a process has opened it.
+pub fn lock_own(folder: &Path) -> Result<CopyLock, OpenError> {
+    let lock = lock(folder)?;
+    let file = folder.join("catalog.db");
+    let flags = OpenFlags::default().difference(OpenFlags::SQLITE_OPEN_CREATE);
+    let connection = Connection::open_with_flags(&file, flags).map_err(at(&file))?;
+    if is_copy(&connection).map_err(at(&file))? {
+        return Err(OpenError::Shared(folder.to_owned()));
+    }
+    Ok(CopyLock(lock))
+}
+
+/// Returns whether a database of any version is a copy of a shared catalog.
+fn is_copy(connection: &Connection) -> rusqlite::Result<bool> {
+    let select = "SELECT EXISTS (SELECT 1 FROM shared WHERE sequence > 0)";
+    Ok(connection.table_exists(None, "shared")? && connection.query_row(select, [], |row| row.get(0))?)
+}
+
 /// Returns whether a database of any version has tenants or keys and is no copy of a shared one.
 fn is_own(connection: &Connection) -> rusqlite::Result<bool> {
     connection.busy_timeout(BUSY_TIME_MAX)?;
-    let is_copy = "SELECT EXISTS (SELECT 1 FROM shared WHERE sequence > 0)";
-    if connection.table_exists(None, "shared")? && connection.query_row(is_copy, [], |row| row.get(0))? {
+    if is_copy(connection)? {
         return Ok(false);
     }
     for table in ["tenants", "keys"] {
@@ -493,7 +515,7 @@ pub(crate) fn position(connection: &Connection) -> rusqlite::Result<Position> {
     Ok(found.unwrap_or_default())
 }
 
-fn set_position(connection: &Connection, position: Position) -> rusqlite::Result<()> {
+pub(crate) fn set_position(connection: &Connection, position: Position) -> rusqlite::Result<()> {
     let Position { sequence, digest, origin } = position;
     let upsert = "INSERT INTO shared (id, sequence, digest, origin) VALUES (1, ?1, ?2, ?3)
         ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, digest = excluded.digest, origin = excluded.origin";

@@ -3,6 +3,7 @@
 mod admin;
 mod bench;
 mod build;
+mod cluster_command;
 mod compile_component;
 mod completions;
 mod config;
@@ -126,6 +127,8 @@ enum Command {
     Trajectory(trajectory::Trajectory),
     #[command(about = "Repairs a damaged journal")]
     Journal(journal_command::JournalCommand),
+    #[command(about = "Prepares and repairs a cluster of workers")]
+    Cluster(cluster_command::ClusterCommand),
     #[command(about = "Load-tests a server, or compares two")]
     Bench(bench::Bench),
     #[command(about = "Serves an OpenAI-compatible endpoint that stands in for a model")]
@@ -217,6 +220,7 @@ impl Command {
             | Self::Replay(_)
             | Self::Trajectory(_)
             | Self::Journal(_)
+            | Self::Cluster(_)
             // A new key is printed once and useless if it was not read.
             | Self::Key(_)
             | Self::Doctor(_)
@@ -310,6 +314,7 @@ impl Command {
             Self::Fork(command) => command.run(),
             Self::Trajectory(command) => command.run(),
             Self::Journal(command) => command.run(),
+            Self::Cluster(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

@@ -248,7 +248,7 @@ pub(super) fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
     files.iter().map(read).collect()
 }
 
-/// Runs requests to a registry on this thread. When `serve` calls this, it has not dropped its privileges yet, and
+/// Runs requests, to a registry for example, on this thread. When `serve` calls this, it has not dropped its privileges yet, and
 /// other threads would keep them.
 pub(super) fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -2,7 +2,7 @@
 
 mod adopt;
 mod catalog;
-mod cluster;
+pub(super) mod cluster;
 mod leases;
 mod usage;
 

@@ -143,7 +143,8 @@ impl ClusterSettings {
         Duration::from_secs_f64(self.heartbeat_secs)
     }
 
-    pub(crate) fn lease(&self) -> Duration {
+    /// Returns the time without a heartbeat after which a log may be claimed.
+    pub fn lease(&self) -> Duration {
         Duration::from_secs_f64(self.lease_secs)
     }
 

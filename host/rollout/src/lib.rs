@@ -48,7 +48,7 @@ pub use groups::GroupRefused;
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
-    JournalRefused, JournalSettings, JournaledSecrets, OpenError as JournalError,
+    JournalRefused, JournalRest, JournalSettings, JournaledSecrets, OpenError as JournalError,
     RepairError as JournalRepairError, Repaired as RepairedJournal, ReplicaSettings, ResultOf,
     Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredOutcome, StoredResult,
     StoredResults, StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout,

@@ -48,6 +48,11 @@ impl Quota {
         Self::Weight,
     ];
 
+    /// Returns whether it limits the usage of a day.
+    pub fn is_of_a_day(self) -> bool {
+        matches!(self, Self::ModelTokensPerDay | Self::GuestCpuSecondsPerDay)
+    }
+
     /// Names of all quotas, in the order of [`ALL`](Self::ALL).
     pub const NAMES: [&str; 9] = {
         let mut names = [""; 9];

@@ -27,7 +27,9 @@ use crate::error::{AppendError, SharedError};
 pub(crate) use apply::{Applied, NotApplied, apply};
 pub(crate) use capture::{clear, install, rows};
 pub(crate) use change::{Chained, Change};
-pub(crate) use snapshot::{Position, Preparation, Snapshot, SnapshotError, write as write_snapshot};
+pub(crate) use snapshot::{
+    Position, Preparation, Snapshot, SnapshotError, each_row, write as write_snapshot,
+};
 
 /// Extent of the log when it was last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

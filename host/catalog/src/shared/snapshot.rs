@@ -126,6 +126,19 @@ pub(crate) fn write(
         }
     }
     write_line(&mut lines, &Head { checkpoint, ids })?;
+    each_row(transaction, |row| Ok::<_, SnapshotError>(write_line(&mut lines, &row)?))?;
+    let Hashed { to, hash } = lines.finish()?;
+    let mut file = to.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(MAGIC)?;
+    Ok(file.write_all(&hash.finalize())?)
+}
+
+/// Calls a function with each shared row, in the order of tables and keys.
+pub(crate) fn each_row<E: From<rusqlite::Error>>(
+    transaction: &Transaction<'_>,
+    mut take: impl FnMut(RowChange) -> Result<(), E>,
+) -> Result<(), E> {
     for table in &TABLES {
         let select = format!("SELECT * FROM main.{} ORDER BY {}", table.name, table.key.join(", "));
         let mut statement = transaction.prepare(&select)?;
@@ -133,14 +146,10 @@ pub(crate) fn write(
         while let Some(row) = rows.next()? {
             let values = values_of(table, row)?;
             let key = table.key.iter().filter_map(|column| values.get(*column).cloned()).collect();
-            write_line(&mut lines, &RowChange { table: table.name.to_owned(), key, row: Some(values) })?;
+            take(RowChange { table: table.name.to_owned(), key, row: Some(values) })?;
         }
     }
-    let Hashed { to, hash } = lines.finish()?;
-    let mut file = to.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(MAGIC)?;
-    Ok(file.write_all(&hash.finalize())?)
+    Ok(())
 }
 
 fn write_line(lines: &mut impl Write, line: &impl Serialize) -> io::Result<()> {

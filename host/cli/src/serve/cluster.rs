@@ -20,7 +20,7 @@ use rollout_cluster::{
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, LeasedCount, Metrics, Replication};
 use rollout_outbound::Secret;
-use rollout_rollout::{Journal, JournalSettings, Unfinished};
+use rollout_rollout::{Journal, JournalRest, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
 use rollout_server::tenants::{self, Replicas, Tenants};
 use rollout_server::{Access, WorkerIdentity};
@@ -32,7 +32,7 @@ use super::Serve;
 use super::adopt::{self, Adopter};
 use super::leases::TenantsSlots;
 use super::usage::TenantsUsage;
-use crate::setup;
+use crate::{journal, setup};
 
 /// File with the name of a journal's log.
 const LOG_FILE: &str = "log-name";
@@ -143,7 +143,7 @@ pub(super) struct OwnLog {
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
-async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
+pub(crate) async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
     let (findings, cluster) = rollout_cluster::connect_checked(settings).await;
     for finding in findings {
         let Finding { check, severity, finding, advice } = finding;
@@ -177,6 +177,7 @@ pub(super) async fn claim_log(
         );
     }
     let lock = lock(&settings.path)?;
+    refuse_own_journal(&settings)?;
     // Reading the log may take longer than a lease.
     let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;
     // Logs of others that an earlier process with this name continued are in NATS.
@@ -193,6 +194,24 @@ pub(super) async fn claim_log(
     let journal = root.join(JOURNAL);
     let lost = settings.path.join(TIMES_LOST_FILE);
     Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock, lost }))
+}
+
+/// Refuses a journal that a server without a replicated log has left, if callers still expect something of its rollouts: they
+/// are in no log, and would never be continued.
+fn refuse_own_journal(settings: &JournalSettings) -> Result<()> {
+    let dir = &settings.path;
+    if !journal::is_journal(dir)? {
+        return Ok(());
+    }
+    let rest = JournalRest::of(settings.clone()).with_context(|| format!("cannot read {}", dir.display()))?;
+    if rest.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "{} has the journal of a server without [cluster.nats], with {rest}; serve it without [cluster.nats] until they are \
+         read, or give another directory with --journal",
+        dir.display()
+    )
 }
 
 /// A claimed log, with its heartbeats.

@@ -92,6 +92,42 @@ pub struct Journal {
     resumed: watch::Sender<bool>,
 }
 
+/// Rollouts in a journal whose callers may still expect something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalRest {
+    /// Number of rollouts that have not ended.
+    pub unfinished: usize,
+    /// Number of stored results that no caller has read.
+    pub unread: usize,
+}
+
+impl JournalRest {
+    /// Counts these rollouts in a journal that no process has open. Reads files.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`] as for opening the journal.
+    pub fn of(settings: JournalSettings) -> Result<Self, OpenError> {
+        let path = settings.path.clone();
+        let (store, entries) = store::JournalStore::open(JournalSettings { is_held: true, ..settings })?;
+        let results = StoredResults::find(&store, &path, Duration::ZERO);
+        let results = results.map_err(|error| OpenError::Io(path, error))?;
+        Ok(Self { unfinished: entries.len(), unread: results.unread() })
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl fmt::Display for JournalRest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unfinished, unread } = self;
+        write!(f, "{unfinished} unfinished rollouts and {unread} results that no caller has read")
+    }
+}
+
 /// Maximum number of whole rollouts read at once.
 const READERS_MAX: usize = 2;
 
@@ -123,6 +159,8 @@ impl Journal {
     /// Closes the journal at the end of its process. While a runtime shuts down, calls fail and rollouts end for no
     /// reason of their own: from here on such events are neither stored nor reported.
     pub fn close(&self) {
+        // The next process does not keep results for callers that have read them.
+        self.note_results();
         self.store.close();
     }
 

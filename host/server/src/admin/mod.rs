@@ -41,7 +41,7 @@ use rollout_rollout::seal::Seal;
 use rollout_wire::digest::Digest;
 
 pub(crate) use plugins::PageRefusal;
-pub use secrets::open_all as open_secrets;
+pub use secrets::{open_all as open_secrets, seal_again};
 
 /// Prefix of all routes.
 const BASE: &str = "/admin/v1";

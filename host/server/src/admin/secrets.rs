@@ -82,6 +82,21 @@ pub fn open_all(
     Ok(opened)
 }
 
+/// Seals a secret with another key of the host. Returns `None` if the secret was sealed with neither key.
+pub fn seal_again(
+    tenant: TenantId,
+    name: &Name,
+    sealed: &[u8],
+    (from, to): (Option<&Seal>, &Seal),
+) -> Option<Vec<u8>> {
+    let purpose = purpose(tenant, name);
+    if to.open(&purpose, sealed).is_some() {
+        return Some(sealed.to_owned());
+    }
+    let text = from?.open(&purpose, sealed)?;
+    to.seal(&purpose, &text).inspect_err(|error| tracing::error!(%error, "cannot encrypt a secret")).ok()
+}
+
 /// Returns the purpose to which a sealed secret is bound: it opens only for the same tenant and name.
 fn purpose(tenant: TenantId, name: &Name) -> Vec<u8> {
     format!("secret {tenant} {name}").into_bytes()

@@ -18,11 +18,11 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
         let (status, is_up) = worker.status();
         let mut entry = json!({"worker": worker.name(), "url": worker.base, "is_up": is_up});
         if let Some(status) = status {
-            entry["version"] = status.version.into();
+            entry["version"] = status.version.clone().into();
             entry["logs"] = json!(status.logs);
             if is_up {
                 has_worker = true;
-                add(&mut fields, status.health);
+                add(&mut fields, status.health.clone());
                 running_and_queued += status.running + status.queued;
                 is_accepting |= status.accepting;
                 entry["running"] = status.running.into();

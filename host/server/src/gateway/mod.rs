@@ -81,7 +81,7 @@ const UPLOADS: &str = "/admin/v1/components/";
 const UPLOAD_BYTES: usize = 512 << 10;
 
 /// Maximum number of workers that a request to start a rollout is sent to, one after the other, while they have no
-/// room.
+/// room or cannot be reached.
 const TRIED_MAX: usize = 8;
 
 /// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
@@ -197,6 +197,14 @@ async fn answer(State(gateway): State<Gateway>, request: Request) -> Response {
 /// Refuses a new rollout.
 fn not_admitted(detail: &str) -> Response {
     RequestRefused::NotAdmitted(detail.to_owned()).into_response()
+}
+
+/// Returns a worker's refusal of a rollout with the status after which callers repeat their request.
+fn refusal(answer: reqwest::Response, detail: &str) -> Response {
+    match answer.status() {
+        StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
+        _ => not_admitted(detail),
+    }
 }
 
 /// Returns whether a worker has refused a request that another one may take.
@@ -422,33 +430,48 @@ impl Gateway {
             None => placement::by_room(candidates),
         };
         match place {
+            Place::Own(Some(id)) if path == "/rollout" && !is_called_back(request.body()) => {
+                return self.place(&mut request, (&id, &order), tenant).await;
+            }
+            Place::Own(_) => order.truncate(TRIED_MAX),
             // Another worker would wait for the members at this one.
             Place::Group(_) => order.truncate(1),
             // The worker of the parent may be any of them.
             Place::Parent(_) => {}
-            Place::Own(_) => order.truncate(TRIED_MAX),
-        }
-        if let (Place::Own(Some(id)), "/rollout") = (&place, path)
-            && let Some(answer) = self.place(&mut request, (id, &order), tenant).await
-        {
-            return answer;
         }
         self.start_in_order(path, request, &order, tenant).await
     }
 
-    /// Sends a request that starts a rollout to the worker that its id prefers. That worker takes the rollout or
-    /// names another one, and receives a confirmation if the other one has taken it. Returns `None` if the preferred
-    /// worker cannot be reached or has refused the rollout without placing it, as it does with all rollouts that have
-    /// callbacks.
+    /// Sends a request for a rollout whose caller polls to the worker that its id prefers, or to the next one if that one cannot
+    /// be reached.
     async fn place(
         &self,
         request: &mut Forwarded,
         (id, order): (&str, &[Candidate<Arc<Worker>>]),
         tenant: Option<i64>,
+    ) -> Response {
+        for first in 0..order.len().min(TRIED_MAX) {
+            if let Some(answer) = self.place_by_first(request, (id, &order[first..]), tenant).await {
+                return answer;
+            }
+        }
+        not_admitted("no worker can be reached at present; retry later")
+    }
+
+    /// Sends a request for a rollout to the first of these workers. That worker takes the rollout or names another one, and
+    /// receives a confirmation if the other one has taken it. If it does neither, the request is refused: another worker
+    /// might have the rollout already. Returns `None` if the first worker cannot be reached.
+    async fn place_by_first(
+        &self,
+        request: &mut Forwarded,
+        (id, order): (&str, &[Candidate<Arc<Worker>>]),
+        tenant: Option<i64>,
     ) -> Option<Response> {
+        const NO_ROOM: &str = "the worker of this rollout has no room at present; retry later";
+        let (first, rest) = order.split_first()?;
+        let home = &first.worker;
         let mut others = placement::others(order);
-        let home = &order.first()?.worker;
-        let had_others = !others.is_empty();
+        let mut were_named = !others.is_empty();
         let mut refused = Vec::new();
         loop {
             let other = others.first().cloned();
@@ -467,11 +490,17 @@ impl Gateway {
                     ));
                 }
                 StatusCode::MISDIRECTED_REQUEST => {}
-                // The preferred worker is full, and all others that were named to it have refused.
-                StatusCode::TOO_MANY_REQUESTS if had_others && other.is_none() => {
-                    return Some(pass_on(answer, None));
+                status if is_refusal(status) => {
+                    // Its queue is full, or it lacks memory, for example. The rollout may wait at another worker.
+                    others = match std::mem::replace(&mut were_named, true) {
+                        true => Vec::new(),
+                        false => placement::most_room(rest, i64::MIN),
+                    };
+                    if others.is_empty() {
+                        return Some(refusal(answer, NO_ROOM));
+                    }
+                    continue;
                 }
-                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => return None,
                 _ => return Some(pass_on(answer, None)),
             }
             let may_choose = answer.headers().contains_key(worker::CHOOSE_HEADER);
@@ -498,12 +527,7 @@ impl Gateway {
                     return Some(pass_on(answer, None));
                 }
                 // Another request has placed the rollout at this worker, so no other one is tried.
-                Ok(answer) if !may_choose => {
-                    return Some(match answer.status() {
-                        StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
-                        _ => not_admitted("the worker of this rollout has no room at present; retry later"),
-                    });
-                }
+                Ok(answer) if !may_choose => return Some(refusal(answer, NO_ROOM)),
                 Ok(_) | Err(SendError::NotSent(_)) => refused.push(place),
                 Err(SendError::NoAnswer(why)) => return Some(not_known(&placed.name, &why)),
             }
@@ -579,7 +603,7 @@ impl Gateway {
     ) -> Result<reqwest::Response, SendError> {
         let mut changes = self.0.workers.changes();
         let went_down = async {
-            while worker.status().1 {
+            while worker.is_up() {
                 // `self` holds the sender, so it cannot be dropped.
                 let _ = changes.changed().await;
             }
@@ -844,8 +868,7 @@ impl Gateway {
              # TYPE rollout_host_gateway_worker_up gauge\n",
         );
         for worker in &self.0.workers.all() {
-            let (_, is_up) = worker.status();
-            let series = format!("rollout_host_gateway_worker_up {}", u8::from(is_up));
+            let series = format!("rollout_host_gateway_worker_up {}", u8::from(worker.is_up()));
             text += &combined::labelled(&series, &worker.name());
             text.push('\n');
         }
@@ -958,7 +981,7 @@ impl Gateway {
         let Some(candidate) = order.next() else { return Ok(self.not_all("none is left")) };
         let mut changes = self.0.workers.changes();
         let went_down = async {
-            while candidate.worker.status().1 {
+            while candidate.worker.is_up() {
                 let _ = changes.changed().await;
             }
         };
@@ -1018,6 +1041,11 @@ fn member<'a>(body: &'a [u8], wanted: &str) -> Option<&'a RawValue> {
     };
     stream::members(std::str::from_utf8(body).ok()?, take).ok()?;
     found
+}
+
+/// Returns whether a request for a rollout has an address for its result. All others are for callers that poll.
+fn is_called_back(body: &[u8]) -> bool {
+    member(body, "completion_callback_url").is_some()
 }
 
 /// The id by which a request that may start a rollout is placed.

@@ -342,7 +342,7 @@ impl Gateway {
                 running: status.as_ref().map_or(0, |status| status.running),
                 queued: status.as_ref().map_or(0, |status| status.queued),
                 slots: status.as_ref().map_or(0, |status| status.max_concurrent),
-                version: status.map(|status| status.version).unwrap_or_default(),
+                version: status.map(|status| status.version.clone()).unwrap_or_default(),
                 problem: worker.problem().unwrap_or_default(),
             }
         };
@@ -445,7 +445,7 @@ impl Gateway {
             Numbers {
                 is_accepting: status.as_ref().map(|status| status.accepting),
                 busy: status.as_ref().map_or(0, |status| status.running.saturating_add(status.queued)),
-                health: status.map(|status| status.health).unwrap_or_default(),
+                health: status.map(|status| status.health.clone()).unwrap_or_default(),
             }
         };
         self.0.workers.all().into_iter().map(of).collect()

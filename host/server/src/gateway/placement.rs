@@ -50,12 +50,17 @@ pub(super) fn by_room<T>(candidates: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
 /// Returns the names of at most [`OTHERS_MAX`] workers that may take a rollout in the place of the first one, the one
 /// with the most room first. Returns no names if the first worker has room.
 pub(super) fn others<T>(order: &[Candidate<T>]) -> Vec<String> {
-    let has_room = |candidate: &&Candidate<T>| candidate.room.is_some_and(|room| room > 0);
-    let Some((first, rest)) = order.split_first() else { return Vec::new() };
-    if first.room.is_none_or(|room| room > 0) {
-        return Vec::new();
+    match order.split_first() {
+        Some((first, rest)) if first.room.is_some_and(|room| room <= 0) => most_room(rest, 1),
+        _ => Vec::new(),
     }
-    let mut others: Vec<&Candidate<T>> = rest.iter().filter(has_room).collect();
+}
+
+/// Returns the names of at most [`OTHERS_MAX`] of these workers that have at least this room, the one with the most room
+/// first.
+pub(super) fn most_room<T>(candidates: &[Candidate<T>], room_min: i64) -> Vec<String> {
+    let has_room = |candidate: &&Candidate<T>| candidate.room.is_some_and(|room| room >= room_min);
+    let mut others: Vec<&Candidate<T>> = candidates.iter().filter(has_room).collect();
     // Stable, so that among equals the id decides.
     others.sort_by_key(|candidate| Reverse(candidate.room));
     others.into_iter().take(OTHERS_MAX).map(|candidate| candidate.name.clone()).collect()

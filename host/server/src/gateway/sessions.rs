@@ -1,7 +1,8 @@
 //! The worker that has the session of a request.
 //!
-//! Workers name their log in the ids of the sessions that they open, as in leases. A session whose caller chose the id is at
-//! the worker that the id prefers, and at no other: another one would begin a second session.
+//! Workers name their log in the ids of the sessions that they open, as in leases. A session whose caller chose the id begins at
+//! the worker that the id prefers, and at no other: another one would begin a second session. If workers that joined later
+//! precede it in the order of the id, they answer that they do not know the session, and the next one is asked.
 
 use std::sync::Arc;
 
@@ -17,6 +18,10 @@ use super::{Gateway, decoded, member, not_known, placement};
 use crate::dialect::{nemo_gym, open_env, ors};
 use crate::error::RequestRefused;
 use crate::worker::{log_of, log_of_session};
+
+/// Maximum number of workers that are asked for a session whose caller chose the id. Workers that joined after it began may
+/// precede its own in the order of the id.
+const SOUGHT_MAX: usize = 4;
 
 /// The name of a session in a request.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,20 +77,25 @@ impl SessionName {
 impl Gateway {
     /// Passes a request to the worker that has its session.
     pub(super) async fn in_session(&self, name: SessionName, mut request: Forwarded) -> Response {
-        let worker = match name {
-            SessionName::Log(log) => match self.0.workers.find(&log) {
-                LogPlace::At(worker) => worker,
-                LogPlace::Nowhere { since } => return self.session_away(&log, since),
-            },
-            SessionName::Chosen(id) => {
-                let order = placement::order(&id, self.0.workers.candidates(None));
-                match order.into_iter().next() {
-                    Some(first) => first.worker,
-                    None => return self.not_all("the session may be there"),
-                }
+        let id = match name {
+            SessionName::Log(log) => {
+                return match self.0.workers.find(&log) {
+                    LogPlace::At(worker) => self.send_in_session(&worker, &mut request).await,
+                    LogPlace::Nowhere { since } => self.session_away(&log, since),
+                };
             }
+            SessionName::Chosen(id) => id,
         };
-        self.send_in_session(&worker, &mut request).await
+        let order = placement::order(&id, self.0.workers.candidates(None));
+        let mut first_answer = None;
+        for candidate in order.into_iter().take(SOUGHT_MAX) {
+            let answer = self.send_in_session(&candidate.worker, &mut request).await;
+            if answer.status() != StatusCode::NOT_FOUND {
+                return answer;
+            }
+            first_answer.get_or_insert(answer);
+        }
+        first_answer.unwrap_or_else(|| self.not_all("the session may be there"))
     }
 
     async fn send_in_session(&self, worker: &Arc<Worker>, request: &mut Forwarded) -> Response {

@@ -43,7 +43,7 @@ pub(super) struct Worker {
 #[derive(Default)]
 struct WorkerState {
     /// Its last status.
-    last: Option<WorkerStatus>,
+    last: Option<Arc<WorkerStatus>>,
     /// Whether it answered last time.
     is_up: bool,
     /// Reason why it did not answer.
@@ -93,9 +93,14 @@ impl Worker {
     }
 
     /// Returns the worker's last status, and whether the worker answers at present.
-    pub(super) fn status(&self) -> (Option<WorkerStatus>, bool) {
+    pub(super) fn status(&self) -> (Option<Arc<WorkerStatus>>, bool) {
         let state = self.state();
         (state.last.clone(), state.is_up)
+    }
+
+    /// Returns whether the worker answers at present.
+    pub(super) fn is_up(&self) -> bool {
+        self.state().is_up
     }
 
     /// Records that a rollout is sent to the worker.
@@ -339,7 +344,7 @@ impl Workers {
                 state.problem = None;
                 state.sent[0] = Sent::default();
                 let name = status.worker.clone();
-                state.last = Some(status);
+                state.last = Some(Arc::new(status));
                 drop(state);
                 if !was_up {
                     tracing::info!(worker = name, url = worker.base, "a worker answers");

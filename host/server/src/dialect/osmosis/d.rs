@@ -121,45 +121,72 @@ pub(super) async fn start(
     check_group(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
-    host.check_journal_for_refusal()?;
-    // A stored result reserves its id, so that no caller reads the result of another.
-    let is_chosen = chosen.is_some();
-    let chosen = chosen.unwrap_or_else(|| Chosen { token: random::token(), other: None, is_repeated: false });
-    let token = chosen.token.clone();
+    let token = chosen.as_ref().map_or_else(random::token, |chosen| chosen.token.clone());
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
     let admission = Admission::new(osmosis, id.clone(), token);
     let token = &admission.polling_lease_token;
+    // A stored result reserves its id, so that no caller reads the result of another.
     let entry = match inner.ledger.reserve(&id) {
         Ok(entry) => entry,
         // The gateway did not receive the first answer.
-        Err(_) if is_chosen && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
+        Err(_) if chosen.is_some() && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
             return Ok(admission);
         }
         Err(_) => {
+            host.check_journal_for_refusal()?;
             host.metrics().refused(Refusal::Duplicate);
             return Err(ApiError::Registered);
         }
     };
-    if is_chosen {
-        let has_room = host.room() > 0;
-        let Chosen { token, other, is_repeated } = &chosen;
-        let placing =
-            Placing { id: &id, token, other: other.as_deref(), has_room, is_repeated: *is_repeated };
-        let time_max = host.time_max() + inner.ledger.times().result_ttl;
-        let elsewhere = match inner.placed.place(&placing, host.budget(), time_max) {
-            Place::Here => None,
-            Place::At { worker, may_choose } => Some(Elsewhere { worker: Some(worker), may_choose }),
-            Place::Undecided => Some(Elsewhere { worker: None, may_choose: false }),
-        };
-        if let Some(elsewhere) = elsewhere {
-            return Err(ApiError::Elsewhere(elsewhere));
+    let place = |has_room| match &chosen {
+        Some(chosen) => place(osmosis, &host, (&id, chosen), has_room),
+        None => Ok(()),
+    };
+    place(host.room() > 0)?;
+    let admitted = match admit(&host, entry, parsed, (grade, token)).await {
+        // Nothing of the rollout is here, so another worker may take it.
+        Err(refused) if refused.is_by_this_worker() => {
+            let reserved = inner.ledger.reserve(&id);
+            if reserved.is_ok() {
+                place(false)?;
+            }
+            return Err(refused);
         }
-    }
-    let parsed = parsed.forked(&host).await?;
-    let admitted = Admitted::new(&host, entry, parsed, (grade, token))?;
+        admitted => admitted?,
+    };
     let handle = admitted.start(osmosis, &host, parent);
     journaled::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
+}
+
+/// Admits a rollout that has not started.
+async fn admit(
+    host: &Host,
+    entry: LedgerEntry,
+    parsed: ParsedRequest,
+    (grade, token): (bool, &str),
+) -> Result<Admitted, ApiError> {
+    host.check_journal_for_refusal()?;
+    Admitted::new(host, entry, parsed.forked(host).await?, (grade, token))
+}
+
+/// Returns an error with the worker that takes a new rollout in the place of this one, if there is such a worker. Must be called
+/// while the rollout's id is reserved.
+fn place(
+    osmosis: &Osmosis,
+    host: &Host,
+    (id, chosen): (&RolloutId, &Chosen),
+    has_room: bool,
+) -> Result<(), ApiError> {
+    let Chosen { token, other, is_repeated } = chosen;
+    let placing = Placing { id, token, other: other.as_deref(), has_room, is_repeated: *is_repeated };
+    let time_max = host.time_max() + osmosis.0.ledger.times().result_ttl;
+    let elsewhere = match osmosis.0.placed.place(&placing, host.budget(), time_max) {
+        Place::Here => return Ok(()),
+        Place::At { worker, may_choose } => Elsewhere { worker: Some(worker), may_choose },
+        Place::Undecided => Elsewhere { worker: None, may_choose: false },
+    };
+    Err(ApiError::Elsewhere(elsewhere))
 }
 
 /// Admits a group of forks of one rollout, all or none, and starts a task for each. The same request with the same token of

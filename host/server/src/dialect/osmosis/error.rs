@@ -58,6 +58,18 @@ pub(super) enum ApiError {
     Elsewhere(Elsewhere),
 }
 
+impl ApiError {
+    /// Returns whether this worker has refused a rollout that another one may take.
+    pub(super) fn is_by_this_worker(&self) -> bool {
+        match self {
+            Self::Full | Self::NoMemory | Self::NotKept(_) | Self::Late(_) | Self::Closed => true,
+            // The usage of a day is that of all workers; of other quotas each worker has a part.
+            Self::Quota(over) => !over.quota.is_of_a_day(),
+            _ => false,
+        }
+    }
+}
+
 impl From<AdmitError> for ApiError {
     fn from(error: AdmitError) -> Self {
         match error {

@@ -1,0 +1,284 @@
+//! The command `cluster`, which prepares and repairs a cluster of workers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use chrono::{DateTime, SecondsFormat, Utc};
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::admin::table::Table;
+use super::print::{errln, out, outln};
+use super::progress::Working;
+use super::registry::in_runtime;
+use super::serve::cluster::connect;
+use super::{Exit, OUTPUT, SETTINGS, journal, options, setup};
+use rollout_assembly::config::{ClusterSettings, Config, Role};
+use rollout_catalog::{Name, ShareError, SharedContents, SharedLog, TenantId};
+use rollout_cluster::{Cluster, ListedLog, WorkerState};
+use rollout_rollout::seal::Seal;
+use rollout_rollout::{JournalRest, JournalSettings};
+use rollout_server::admin::seal_again;
+
+/// Folder of a tenant's journal, and the one that it is renamed to when its catalog is shared.
+const JOURNAL: &str = "journal";
+const JOURNAL_BEFORE: &str = "journal-before-sharing";
+
+/// Prepares and repairs a cluster of workers with [cluster.nats].
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    rollout-host cluster share-catalog /var/lib/rollout-host --config worker.toml\n  \
+    rollout-host cluster logs --config gateway.toml\n  \
+    rollout-host cluster forget-log w2 --config gateway.toml")]
+pub(super) struct ClusterCommand {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Stores the catalog of a single server on NATS, so that the workers of a cluster share it.
+    ///
+    /// Tenants, keys, quotas, plugins and secrets become those of all workers. Stop the server before, and let it
+    /// drain: its journals are not continued, and the command is refused while rollouts are unfinished or results unread.
+    /// Then start the first worker with the folder, and others with empty ones. The folder is a copy of the shared
+    /// catalog from then on, which a single server does not open. The journals of its tenants are renamed to
+    /// `journal-before-sharing`; their rollouts can be exported and replayed.
+    #[command(after_help = "Exit codes: 0 the catalog is shared; 2 it is not, and the folder is as before.")]
+    ShareCatalog(ShareCatalog),
+    /// Lists the logs of all workers with their owners and last heartbeats.
+    Logs(Logs),
+    /// Gives up the log of a dead worker that no other worker can continue.
+    ///
+    /// Its rollouts are lost: gateways with --lost-after-secs report them as failures. Its parts of quotas are free, and no
+    /// worker tries to continue it any more. Waits for cluster.nats.lease-secs, in which the log must have no heartbeat. A
+    /// worker that is started with this name later continues what it can read of the log.
+    #[command(after_help = "Exit codes: 0 the log is given up; 2 it is not.")]
+    ForgetLog(ForgetLog),
+}
+
+#[derive(Debug, Args)]
+struct Logs {
+    /// Configuration file of a worker or gateway, with [cluster.nats].
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: PathBuf,
+    /// Prints one JSON object a line: log, url, version, epoch, heartbeat and acknowledged.
+    #[arg(long, help_heading = OUTPUT)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ForgetLog {
+    /// Name of the log.
+    log: String,
+    /// Configuration file of a worker or gateway, with [cluster.nats].
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ShareCatalog {
+    /// Folder of the catalog.
+    folder: PathBuf,
+    /// Configuration file of a worker, with [cluster.nats] and journal.key-env.
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: PathBuf,
+    /// Shares the catalog although rollouts are unfinished or results unread, which are then lost to their callers.
+    #[arg(long)]
+    leave_rollouts: bool,
+}
+
+impl ClusterCommand {
+    pub(crate) fn run(self) -> Result<Exit> {
+        match self.command {
+            Command::ShareCatalog(share) => share.run(),
+            Command::Logs(logs) => logs.run(),
+            Command::ForgetLog(forget) => forget.run(),
+        }
+    }
+}
+
+/// Returns the settings of NATS in a configuration file, and the configuration.
+fn nats_in(file: &Path) -> Result<(ClusterSettings, Config)> {
+    let config = options::raw_config(Some(file)).and_then(|raw| Ok(raw.resolve()?))?;
+    let nats = config.cluster.nats.clone();
+    Ok((nats.with_context(|| format!("{} has no [cluster.nats]", file.display()))?, config))
+}
+
+impl Logs {
+    fn run(self) -> Result<Exit> {
+        let (nats, _) = nats_in(&self.config)?;
+        let logs = in_runtime(async { Ok(Cluster::connect(nats).await?.logs().await?) })?;
+        let mut table = Table::new(["log", "owner", "version", "epoch", "last heartbeat"]);
+        for ListedLog { log, owner, epoch, heartbeat, acknowledged } in logs {
+            let at = DateTime::<Utc>::from(heartbeat).to_rfc3339_opts(SecondsFormat::Secs, true);
+            let WorkerState { url, version } = owner;
+            if self.json {
+                outln!(
+                    "{}",
+                    json!({
+                        "log": log, "url": url, "version": version, "epoch": epoch, "heartbeat": at,
+                        "acknowledged": acknowledged,
+                    })
+                );
+            }
+            table.row([log, url, version, epoch.to_string(), at]);
+        }
+        if !self.json {
+            out!("{}", table.text("there are no logs"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl ForgetLog {
+    fn run(self) -> Result<Exit> {
+        let (nats, _) = nats_in(&self.config)?;
+        let working = Working::on(format!("waiting {} s for heartbeats", nats.lease().as_secs_f64()));
+        let forgotten = in_runtime(async { Ok(Cluster::connect(nats).await?.forget_log(&self.log).await?) });
+        drop(working);
+        forgotten.context("the log is not given up")?;
+        outln!("the log '{}' is given up", self.log);
+        Ok(Exit::Done)
+    }
+}
+
+impl ShareCatalog {
+    fn run(self) -> Result<Exit> {
+        let (nats, config) = nats_in(&self.config)?;
+        let seal = self.seal(&config)?;
+        if !self.folder.join("catalog.db").is_file() {
+            bail!("{} has no catalog; give the folder of serve --catalog", self.folder.display());
+        }
+        let lock = rollout_catalog::lock_own(&self.folder)?;
+        let journals = self.journals()?;
+        self.check_journals(&journals)?;
+        drop(lock);
+        let log: Arc<dyn SharedLog> =
+            in_runtime(async { Ok(Arc::new(connect(&nats).await?.catalog().await?)) })?;
+        let renamed = Renamed::all(journals)?;
+        let SharedContents { tenants, keys, plugins, components } = self.share(&log, &seal)?;
+        renamed.stay();
+        outln!("{tenants} tenants, {keys} keys, {plugins} plugins and {components} components are shared");
+        outln!(
+            "start the first worker with --catalog {}, and others with empty folders",
+            self.folder.display()
+        );
+        Ok(Exit::Done)
+    }
+
+    /// Returns the key of all workers.
+    fn seal(&self, config: &Config) -> Result<Seal> {
+        let file = self.config.display();
+        if config.cluster.role != Role::Worker {
+            bail!("{file} is not the configuration of a worker: it has no role = \"worker\" in [cluster]");
+        }
+        let key = setup::key_from_env("journal.key-env", config.journal.key_env())?;
+        let key = key.with_context(|| {
+            format!(
+                "{file}: workers seal secrets with one key; set journal.key-env to the environment variable that has it"
+            )
+        })?;
+        Ok(Seal::from_secret(&key))
+    }
+
+    /// Returns the journals of all tenants.
+    fn journals(&self) -> Result<Vec<PathBuf>> {
+        let tenants = self.folder.join("tenants");
+        let unreadable = || format!("cannot read {}", tenants.display());
+        if !tenants.is_dir() {
+            return Ok(Vec::new());
+        }
+        let mut journals = Vec::new();
+        for tenant in std::fs::read_dir(&tenants).with_context(unreadable)? {
+            let dir = tenant.with_context(unreadable)?.path().join(JOURNAL);
+            if dir.is_dir() && journal::is_journal(&dir)? {
+                journals.push(dir);
+            }
+        }
+        Ok(journals)
+    }
+
+    /// Refuses journals with rollouts whose callers still expect something.
+    fn check_journals(&self, journals: &[PathBuf]) -> Result<()> {
+        let working = Working::on(format!("reading {} journals", journals.len()));
+        let mut sum = JournalRest::default();
+        for dir in journals {
+            let rest = JournalRest::of(JournalSettings::new(dir));
+            let JournalRest { unfinished, unread } =
+                rest.with_context(|| format!("cannot read {}", dir.display()))?;
+            sum.unfinished += unfinished;
+            sum.unread += unread;
+        }
+        drop(working);
+        if sum.is_empty() {
+            return Ok(());
+        }
+        if self.leave_rollouts {
+            errln!("the journals have {sum}, which are lost to their callers");
+            return Ok(());
+        }
+        bail!(
+            "the journals have {sum}. Start the server again, let it run these rollouts to their end, and stop it with a \
+             drain-secs that suffices; or give --leave-rollouts, and they are lost to their callers"
+        )
+    }
+
+    fn share(&self, log: &Arc<dyn SharedLog>, seal: &Seal) -> Result<SharedContents> {
+        let own = self.folder.join("key");
+        let own = own.is_file().then(|| {
+            Seal::from_file(&own).with_context(|| format!("cannot use the catalog's key {}", own.display()))
+        });
+        let own = own.transpose()?;
+        let again = |tenant: TenantId, name: &Name, sealed: &[u8]| {
+            seal_again(tenant, name, sealed, (own.as_ref(), seal))
+        };
+        let working = Working::on("storing the catalog".to_owned());
+        let shared = rollout_catalog::share(&self.folder, log, &again);
+        drop(working);
+        shared.map_err(|error| match error {
+            ShareError::NotEmpty => anyhow::Error::new(error).context(
+                "the catalog is not shared: give the cluster another [cluster.nats] prefix, or delete the stream of the \
+                 catalog if an earlier attempt was interrupted and no worker uses it",
+            ),
+            error => anyhow::Error::new(error).context("the catalog is not shared"),
+        })
+    }
+}
+
+/// Journals that were renamed. They get their names back unless [`Self::stay`] is called.
+struct Renamed(Vec<(PathBuf, PathBuf)>);
+
+impl Renamed {
+    fn all(journals: Vec<PathBuf>) -> Result<Self> {
+        let mut renamed = Self(Vec::new());
+        for from in journals {
+            let to = from.with_file_name(JOURNAL_BEFORE);
+            if to.exists() {
+                bail!("{} exists already; rename it", to.display());
+            }
+            rename(&from, &to)?;
+            renamed.0.push((from, to));
+        }
+        Ok(renamed)
+    }
+
+    fn stay(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Renamed {
+    fn drop(&mut self) {
+        for (from, to) in &self.0 {
+            if let Err(error) = rename(to, from) {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to).with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
+}
