@@ -452,11 +452,12 @@ async fn a_rollout_whose_worker_is_busy_goes_to_one_with_a_free_slot_and_runs_on
 }
 
 #[tokio::test]
-async fn rollouts_with_callbacks_use_the_slots_of_all_workers() {
+async fn rollouts_with_callbacks_use_the_slots_of_all_workers_and_run_once() {
     let controller = Controller::start().await;
     let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 0);
     let workers = join_all(["w0", "w1", "w2", "w3"].map(|name| small(name).start())).await;
-    let gateway = gateway(gateway_to(&urls(&workers)), 4).await;
+    let serve = gateway_to(&urls(&workers));
+    let (gateway, second) = tokio::join!(gateway(serve.clone(), 4), gateway(serve, 4));
     controller.hold();
     // Ids of which several prefer the same worker.
     let request = |number: u32| {
@@ -471,8 +472,24 @@ async fn rollouts_with_callbacks_use_the_slots_of_all_workers() {
 
     let refused = gateway.ask(&request(4)).await;
     assert_eq!(refused.status, 429, "no worker has room: {}", refused.text);
+    controller.chats_arrived(4).await;
+    for number in 0..4 {
+        let again = second.ask(&request(number)).await;
+        assert_eq!(again.status, 409, "rollout {number} runs already: {}", again.text);
+    }
     controller.release();
     assert_eq!(controller.callbacks_arrived(8).await.len(), 8);
+    assert_eq!(controller.chats().len(), 4, "each rollout ran once");
+    // The ids are free again.
+    for number in 0..4 {
+        let reply = until("a free slot", async || {
+            let reply = second.ask(&request(number)).await;
+            (reply.status != 429).then_some(reply)
+        })
+        .await;
+        assert_eq!(reply.status, 202, "{}", reply.text);
+    }
+    assert_eq!(controller.callbacks_arrived(16).await.len(), 16);
 }
 
 /// A worker that has no slot free, or some, and answers requests for rollouts with a status.
@@ -607,7 +624,7 @@ async fn preferring(
 }
 
 #[tokio::test]
-async fn a_polled_rollout_is_sent_to_no_other_worker_without_a_note_at_its_own() {
+async fn a_rollout_is_sent_to_no_other_worker_without_a_note_at_its_own() {
     let controller = Controller::start().await;
     // It has no memory even for a note.
     let first = PlacingWorker::start("w0", 0, |_, _| plainly(StatusCode::SERVICE_UNAVAILABLE)).await;
@@ -625,10 +642,8 @@ async fn a_polled_rollout_is_sent_to_no_other_worker_without_a_note_at_its_own()
     let others = || second.requests().len() + third.requests().len();
     let before = others();
     assert_eq!(gateway.ask(&polled(&id)).await.status, 429);
+    assert_eq!(gateway.ask(&polled(&id).with_callbacks("key-of-the-caller")).await.status, 429);
     assert_eq!(others(), before);
-    // A caller with callbacks accepts that its rollout may be at any worker.
-    let reply = gateway.ask(&polled(&id).with_callbacks("key-of-the-caller")).await;
-    assert_eq!((reply.status, others()), (202, before + 1), "{}", reply.text);
 }
 
 #[tokio::test]
@@ -718,8 +733,17 @@ async fn sessions_whose_callers_chose_the_ids_go_on_when_a_worker_joins() {
         let (status, text) = send("/call", id, &json!({"name": "step", "input": {"number": 0}})).await;
         assert!(status == 200 && text.contains("lower"), "{id}: {status} {text}");
     }
-    let (status, text) = send("/call", "unknown", &json!({"name": "step", "input": {"number": 0}})).await;
+    let step = json!({"name": "step", "input": {"number": 0}});
+    let (status, text) = send("/call", "unknown", &step).await;
     assert!(status == 404 && text.contains("unknown"), "{status} {text}");
+    for id in &ids {
+        assert_eq!(send("/delete", id, &json!({})).await.0, 200);
+        assert_eq!(send("/call", id, &step).await.0, 404, "{id} has ended");
+    }
+    // A worker that is away may have a session.
+    workers[0].process().signal(Signal::STOP);
+    until("the gateway to see it", async || (send("/call", "unknown", &step).await.0 == 503).then_some(()))
+        .await;
 }
 
 /// Returns a worker that opens sessions of an environment.
@@ -1179,6 +1203,15 @@ async fn wrong_roles_are_refused_with_what_to_do() {
     check(&[plugin, "--role", "worker", "--cluster-key-env", "NOT_SET"], "NOT_SET, which is not set").await;
     let gateway = ["--role", "gateway", "--cluster-key-env", "NOT_SET", "--worker", "http://w:9000"];
     check(&[&[plugin][..], &gateway].concat(), "a gateway runs no rollouts").await;
+    // The role may be in the configuration file.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("host.toml");
+    let of_file = ["--config", file.to_str().unwrap()];
+    std::fs::write(&file, "[cluster]\nrole = 'gateway'\nkey-env = 'NOT_SET'\nworkers = ['http://w:9000']\n")
+        .unwrap();
+    check(&of_file, "NOT_SET, which is not set").await;
+    std::fs::write(&file, "listen = '127.0.0.1:0'\n").unwrap();
+    check(&of_file, "there is nothing to serve").await;
 }
 
 #[tokio::test]

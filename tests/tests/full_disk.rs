@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use rollout_tests::{Controller, TestHost, host_program, until};
+use rollout_tests::{Controller, Serve, TestHost, host_program, until};
 
 /// Starts the host with a private disk under its journal, which only the host's mount namespace has.
 const ON_A_SMALL_DISK: &str = r#"#!/bin/sh
@@ -12,21 +12,67 @@ exec unshare --map-root-user --mount sh -c '
     mkdir journal && mount -t tmpfs -o size=200m none journal && exec "$HOST_PROGRAM" "$@"' host "$@"
 "#;
 
-#[tokio::test]
-async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
+/// Returns options of a host with a small disk under its journal, and the folder with its script.
+fn on_a_small_disk() -> (Serve, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("on_a_small_disk");
     std::fs::write(&script, ON_A_SMALL_DISK).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let controller = Controller::start().await;
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").program(script);
-    let host = serve.variable("HOST_PROGRAM", &host_program().display().to_string()).start().await;
+    (serve.variable("HOST_PROGRAM", &host_program().display().to_string()), dir)
+}
+
+/// Fills the disk of a host, and returns the file that does so.
+fn fill(host: &TestHost) -> PathBuf {
     let disk: PathBuf = format!("/proc/{}/root", host.process().id().unwrap()).into();
-    let disk = disk.join(host.dir().strip_prefix("/").unwrap()).join("journal");
-    let filler = disk.join("filler");
+    let filler = disk.join(host.dir().strip_prefix("/").unwrap()).join("journal/filler");
     let mut filling = std::fs::File::create(&filler).unwrap();
     while filling.write_all(&[1; 1 << 16]).is_ok() {}
-    drop(filling);
+    filler
+}
+
+#[tokio::test]
+async fn a_worker_with_a_full_disk_leaves_new_rollouts_to_others() {
+    let controller = Controller::start().await;
+    let (small, _script) = on_a_small_disk();
+    let role = |serve: Serve, role: &str| {
+        let serve = serve.option("--role", role).option("--cluster-key-env", "CLUSTER_KEY");
+        serve.variable("CLUSTER_KEY", "the-key-of-the-cluster")
+    };
+    let full = role(small, "worker").option("--worker-name", "w0").start().await;
+    let other = role(TestHost::of("conform"), "worker").option("--worker-name", "w1").start().await;
+    let gateway = role(TestHost::of_gateway(), "gateway");
+    let gateway = gateway.option("--worker", full.url()).option("--worker", other.url()).start().await;
+    until("both workers", async || {
+        let health = gateway.health().await;
+        health["workers"].as_array()?.iter().all(|worker| worker["is_up"] == true).then_some(())
+    })
+    .await;
+    fill(&full);
+    // Segments are allocated ahead, and take some rollouts.
+    let label = "x".repeat(6 << 20);
+    until("the full disk", async || {
+        gateway.admit(&controller.rollout("Calculate 2 + 3.").label(&label)).await;
+        full.get("/ready").await.text.contains("disk is full").then_some(())
+    })
+    .await;
+
+    let requests: Vec<_> = (0..12).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    for request in &requests {
+        let admitted = gateway.admit(request).await;
+        assert!(admitted.lease.starts_with("w1-"), "{}", admitted.lease);
+        let again = gateway.ask(request).await;
+        assert_eq!(again.status, 409, "its own worker remembers the other one: {}", again.text);
+        assert_eq!(gateway.result(&admitted).await["sample"]["reward"], 1.0);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
+    let controller = Controller::start().await;
+    let (serve, _script) = on_a_small_disk();
+    let host = serve.start().await;
+    let filler = fill(&host);
 
     // Segments are allocated ahead: admitted rollouts fill the first, and running ones finish in the others.
     controller.hold();

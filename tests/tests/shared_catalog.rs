@@ -6,7 +6,10 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use reqwest::Method;
-use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
+use rollout_catalog::{
+    Catalog, CatalogError, CatalogSettings, Name, OpenError, ShareError, ShareSteps, SharedLog, StepError,
+    TenantId, TenantSettings, lock_copy, share,
+};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings, Severity};
 use rollout_tests::{
     Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, RemovalStep, ServeCatalog, Start,
@@ -527,18 +530,18 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
         "[journal]\nkey-env = 'JOURNAL_KEY'\n[cluster]\nrole = 'worker'\nkey-env = 'CLUSTER_KEY'\n{section}"
     );
     std::fs::write(&worker_file, text).unwrap();
-    let share = async |folder: &std::path::Path, options: &[&str]| {
+    let share_by_command = async |folder: &std::path::Path, options: &[&str]| {
         let mut command = rollout_host(["cluster", "share-catalog"]);
         command.arg(folder).arg("--config").arg(&worker_file).args(options);
         command.env("JOURNAL_KEY", "the-key-of-all-journals").start().ended().await
     };
-    let refused = share(&single.folder(), &[]).await;
+    let refused = share_by_command(&single.folder(), &[]).await;
     assert!(
         refused.code == Some(2) && refused.stderr.contains("is locked by another process"),
         "{refused:?}"
     );
     let left = single.left().await;
-    let refused = share(&left.folder(), &[]).await;
+    let refused = share_by_command(&left.folder(), &[]).await;
     let expected = "0 unfinished rollouts and 1 results that no caller has read";
     assert!(refused.code == Some(2) && refused.stderr.contains(expected), "{refused:?}");
     // The folder is as before.
@@ -546,13 +549,12 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
     assert_eq!(greeting(&single.plugin(&tenant, "p").result(&unread).await), "v1");
     let left = single.left().await;
 
-    let shared = share(&left.folder(), &[]).await;
+    let shared = share_by_command(&left.folder(), &[]).await;
 
     assert_eq!(shared.code, Some(0), "{}", shared.stderr);
     assert!(shared.stdout.contains("1 tenants, 4 keys, 2 plugins and 2 components are shared"), "{shared:?}");
-    let again = share(&left.folder(), &[]).await;
-    let expected = "has a copy of a catalog that several processes share";
-    assert!(again.code == Some(2) && again.stderr.contains(expected), "{again:?}");
+    let again = share_by_command(&left.folder(), &[]).await;
+    assert!(again.code == Some(2) && again.stderr.contains("has contents already"), "{again:?}");
     let one = left.start(ServeCatalog::worker("w1", &section)).await;
     let other = ServeCatalog::worker("w2", &section).start().await;
     let gateway = ServeCatalog::gateway().config(&section).start().await;
@@ -586,32 +588,94 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
         both.iter().all(|numbers| *numbers == ["1", "3"].map(str::to_owned).into()).then_some(())
     })
     .await;
-    assert!(one.folder().join("tenants/1/journal-before-sharing").is_dir());
+    assert!(one.folder().join("journals-before-sharing/1").is_dir());
 }
 
-#[tokio::test]
-async fn a_catalog_is_not_shared_with_a_cluster_that_has_one() {
-    let nats = TestNats::start().await;
-    let log = log_on(&nats).await;
-    let copies = Copies::new();
-    let own = tempfile::tempdir().unwrap();
-    let made = Catalog::open(CatalogSettings::new(own.path())).unwrap();
-    create(&made, "mine");
-    drop(made);
-    let path = own.path().to_owned();
-    tokio::task::spawn_blocking(move || {
-        let other = copies.try_open("one", &log).unwrap();
-        create(&other, "theirs");
-        let error = rollout_catalog::share(&path, &log, &|_, _, sealed| Some(sealed.to_owned())).unwrap_err();
-        assert!(matches!(error, rollout_catalog::ShareError::NotEmpty), "{error}");
-        let empty = tempfile::tempdir().unwrap();
-        let error = rollout_catalog::share(empty.path(), &log, &|_, _, _| None).unwrap_err();
-        assert!(matches!(error, rollout_catalog::ShareError::Empty), "{error}");
-        let own = Catalog::open(CatalogSettings::new(path)).unwrap();
-        assert_eq!(own.tenants(None, 9).unwrap().len(), 1, "it is as before");
-    })
-    .await
-    .unwrap();
+/// Steps of sharing a catalog without secrets and journals.
+#[derive(Default)]
+struct Steps {
+    /// Whether the folder cannot be made ready.
+    is_interrupted: bool,
+}
+
+impl ShareSteps for Steps {
+    fn check(&self) -> Result<(), StepError> {
+        Ok(())
+    }
+
+    fn seal_again(&self, _: TenantId, _: &Name, sealed: &[u8]) -> Option<Vec<u8>> {
+        sealed.strip_prefix(b"known ").map(<[u8]>::to_vec)
+    }
+
+    fn prepare(&self) -> Result<(), StepError> {
+        if self.is_interrupted { Err("the disk is full".into()) } else { Ok(()) }
+    }
+}
+
+/// Returns the folder of a catalog of one process with a tenant.
+fn own_catalog() -> (tempfile::TempDir, TenantId) {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = Catalog::open(CatalogSettings::new(folder.path())).unwrap();
+    let tenant = create(&catalog, "mine");
+    (folder, tenant)
+}
+
+#[test]
+fn a_catalog_is_not_shared_with_a_cluster_that_has_one() {
+    let log: Arc<dyn SharedLog> = Arc::new(MemoryLog::default());
+    let (own, _) = own_catalog();
+    create(&Copies::new().try_open("one", &log).unwrap(), "theirs");
+    let error = share(own.path(), &log, &Steps::default()).unwrap_err();
+    assert!(matches!(error, ShareError::NotEmpty), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = share(empty.path(), &log, &Steps::default()).unwrap_err();
+    assert!(matches!(error, ShareError::Empty), "{error}");
+    let own = Catalog::open(CatalogSettings::new(own.path())).unwrap();
+    assert_eq!(own.tenants(None, 9).unwrap().len(), 1, "it is as before");
+}
+
+#[test]
+fn all_secrets_of_another_key_are_named_and_nothing_is_shared() {
+    let log: Arc<dyn SharedLog> = Arc::new(MemoryLog::default());
+    let (folder, tenant) = own_catalog();
+    let set = |name: &str, sealed: &[u8]| {
+        let catalog = Catalog::open(CatalogSettings::new(folder.path())).unwrap();
+        catalog.set_secret(tenant, &name.parse().unwrap(), sealed).unwrap();
+    };
+    set("a", b"known a");
+    set("b", b"foreign");
+    set("c", b"foreign");
+    let error = share(folder.path(), &log, &Steps::default()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!("these secrets were sealed with another key: 'b' of tenant {tenant}, 'c' of tenant {tenant}")
+    );
+    assert!(log.read(0).unwrap().is_empty());
+    set("b", b"known b");
+    set("c", b"known c");
+    share(folder.path(), &log, &Steps::default()).unwrap();
+    let copy = Copies::new().try_open("one", &log).unwrap();
+    let sealed: Vec<_> = copy.secrets(tenant).unwrap().into_iter().map(|(_, sealed)| sealed).collect();
+    assert_eq!(sealed, [b"a", b"b", b"c"]);
+}
+
+#[test]
+fn a_catalog_whose_sharing_was_interrupted_is_no_workers_until_it_is_completed() {
+    let log: Arc<dyn SharedLog> = Arc::new(MemoryLog::default());
+    let (folder, _) = own_catalog();
+    let error = share(folder.path(), &log, &Steps { is_interrupted: true }).unwrap_err();
+    assert!(
+        matches!(error, ShareError::NotReady(_)) && error.to_string().contains("the disk is full"),
+        "{error}"
+    );
+    let error = lock_copy(folder.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Interrupted(_)), "{error}");
+    let contents = share(folder.path(), &log, &Steps::default()).unwrap();
+    assert_eq!((contents.tenants, contents.keys), (1, 0));
+    drop(lock_copy(folder.path()).unwrap());
+    let error = share(folder.path(), &log, &Steps::default()).unwrap_err();
+    assert!(matches!(error, ShareError::NotEmpty), "{error}");
+    assert_eq!(Copies::new().try_open("one", &log).unwrap().tenants(None, 9).unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rollout_cluster::Cluster;
+use rollout_cluster::{Cluster, ClusterSettings};
 use rollout_tests::{
     Admitted, Controller, RolloutRequest, Serve, Start, TestHost, TestNats, rollout_host, until,
 };
@@ -217,7 +217,7 @@ async fn without_nats_running_rollouts_wait_and_new_ones_are_asked_to_retry() {
 }
 
 #[tokio::test]
-async fn an_operator_gives_up_a_log_that_no_worker_can_continue() {
+async fn an_operator_abandons_a_log_that_no_worker_can_continue() {
     let controller = Controller::start().await;
     let nats = TestNats::start().await;
     let first = worker(&nats, "w0").start().await;
@@ -260,9 +260,9 @@ async fn an_operator_gives_up_a_log_that_no_worker_can_continue() {
     let client = Cluster::connect(nats.settings()).await.unwrap();
     let stored = client.jetstream().publish("rollout.log.w0", "of another program".into()).await.unwrap();
     stored.await.unwrap();
-    let given_up = cluster(&["forget-log", "w0"]).await;
+    let abandoned = cluster(&["forget-log", "w0"]).await;
 
-    assert_eq!(given_up.code, Some(0), "{}", given_up.stderr);
+    assert_eq!(abandoned.code, Some(0), "{}", abandoned.stderr);
     assert_eq!(listed().await, ["w1"]);
     let text = cluster(&["logs"]).await.stdout;
     assert!(text.starts_with("log  owner") && text.contains("\nw1   http://127.0.0.1:"), "{text}");
@@ -274,6 +274,23 @@ async fn an_operator_gives_up_a_log_that_no_worker_can_continue() {
             _ => check_scored(&[result]),
         }
     }
+}
+
+#[tokio::test]
+async fn a_worker_whose_log_was_abandoned_while_it_was_away_stops() {
+    let nats = TestNats::start().await;
+    let host = worker(&nats, "w0").start().await;
+    let gateway = gateway(&nats).await;
+    logs(&gateway, &["w0"]).await;
+    host.process().signal(Signal::STOP);
+    let client = Cluster::connect(ClusterSettings { lease_secs: 1.5, ..nats.settings() }).await.unwrap();
+    client.forget_log("w0").await.unwrap();
+    host.process().signal(Signal::CONT);
+
+    let ran = host.ended().await;
+
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert!(ran.stderr.contains("an operator has abandoned it"), "{}", ran.stderr);
 }
 
 #[tokio::test]

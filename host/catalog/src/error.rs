@@ -16,11 +16,19 @@ pub enum OpenError {
     #[error("the catalog in {} was written by a later version of this program; use that version", .0.display())]
     Newer(PathBuf),
     /// The folder has a catalog that no other process shares, and the settings have a shared log.
-    #[error("the folder {} has a catalog of its own; give a process that shares one an empty folder", .0.display())]
+    #[error(
+        "the folder {} has a catalog of its own; give a process that shares one an empty folder, or share this catalog with \
+         `rollout-host cluster share-catalog`", .0.display()
+    )]
     NotShared(PathBuf),
     /// The folder has a copy of a shared catalog, and the settings have no shared log.
     #[error("the folder {} has a copy of a catalog that several processes share; serve it with their [cluster.nats]", .0.display())]
     Shared(PathBuf),
+    /// The catalog was being shared when the process ended.
+    #[error(
+        "the catalog in {} was being shared when that was interrupted; run `rollout-host cluster share-catalog` again", .0.display()
+    )]
+    Interrupted(PathBuf),
     /// The shared catalog cannot be read.
     #[error("the shared catalog cannot be used: {0}")]
     Log(SharedError),

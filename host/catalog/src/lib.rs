@@ -58,8 +58,8 @@ pub use pending::TenantUsage;
 pub use plugins::{PlannedActivation, VERSIONS_MAX};
 pub use secrets::SECRET_NAME_BYTES_MAX;
 pub use shared::{ChangeKind, LogExtent, SharedLog};
-pub use sharing::{Reseal, ShareError, SharedContents, share};
-pub use store::{CopyLock, lock_copy, lock_own};
+pub use sharing::{ShareError, ShareSteps, SharedContents, StepError, share};
+pub use store::{CopyLock, lock_copy};
 pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.

@@ -1,21 +1,26 @@
 //! Makes the catalog of one process a copy of a shared catalog, by storing all of its contents in an empty log.
 
+use std::error::Error;
 use std::fs::File;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rollout_wire::digest::Digest;
-use rusqlite::{Transaction, params};
+use rusqlite::{Connection, Transaction, params};
 
+use crate::CatalogSettings;
 use crate::components;
-use crate::error::{Abort, AppendError, CatalogError, OpenError, SharedError, at};
+use crate::error::{Abort, AppendError, CatalogError, OpenError, at};
 use crate::model::TenantId;
 use crate::name::Name;
 use crate::shared::{self, Change, ChangeKind, Position, SharedLog};
-use crate::store::{Locked, Store, name_of, set_position};
-use crate::{CatalogSettings, Clock};
+use crate::store::{Locked, Store, lock, name_of, set_position};
 
-/// Error of sharing a catalog. The catalog is unchanged, unless the log may have taken its contents.
+/// Error of a step of the caller.
+pub type StepError = Box<dyn Error + Send + Sync>;
+
+/// Error of sharing a catalog. The catalog is unchanged, unless the error says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
@@ -28,19 +33,30 @@ pub enum ShareError {
     /// The log has changes.
     #[error("the shared catalog has contents already")]
     NotEmpty,
-    /// A secret cannot be sealed with the key of all workers.
-    #[error(
-        "the secret '{name}' of tenant {tenant} was sealed with another key; set or remove it, and try again"
-    )]
-    Secret {
-        /// Owner of the secret.
-        tenant: TenantId,
-        /// Its name.
-        name: Name,
-    },
+    /// The caller has refused it.
+    #[error(transparent)]
+    Refused(StepError),
+    /// These secrets cannot be sealed with the key of all workers.
+    #[error("these secrets were sealed with another key: {}", listed(.0))]
+    Secrets(Vec<(TenantId, Name)>),
     /// A file or the log cannot be read or written.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
+    /// The log may have the contents, and the folder is as before.
+    #[error("it is not known whether the shared catalog has the contents: {0}")]
+    Uncertain(CatalogError),
+    /// The catalog is shared, and the caller's last step has failed. Sharing it again repeats the step.
+    #[error("the catalog is shared, but not ready for a worker: {0}")]
+    NotReady(StepError),
+}
+
+/// Returns the names of secrets for a message.
+fn listed(secrets: &[(TenantId, Name)]) -> String {
+    const SHOWN_MAX: usize = 20;
+    let shown = secrets.iter().take(SHOWN_MAX).map(|(tenant, name)| format!("'{name}' of tenant {tenant}"));
+    let more = secrets.len().saturating_sub(SHOWN_MAX);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    shown.chain(more).collect::<Vec<_>>().join(", ")
 }
 
 /// Numbers of what was shared.
@@ -56,11 +72,29 @@ pub struct SharedContents {
     pub components: usize,
 }
 
-/// A function that seals a secret with another key. Returns `None` if the secret cannot be opened.
-pub type Reseal<'a> = &'a dyn Fn(TenantId, &Name, &[u8]) -> Option<Vec<u8>>;
+/// The caller's part in sharing a catalog. All functions are called while no other process can open the catalog.
+pub trait ShareSteps {
+    /// Checks whether the catalog may be shared, before anything is stored.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it may not.
+    fn check(&self) -> Result<(), StepError>;
+
+    /// Seals a secret with the key of all workers. Returns `None` if the secret cannot be opened.
+    fn seal_again(&self, tenant: TenantId, name: &Name, sealed: &[u8]) -> Option<Vec<u8>>;
+
+    /// Prepares the folder for a worker, when the catalog is shared. May be repeated after an interruption.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the folder is not ready.
+    fn prepare(&self) -> Result<(), StepError>;
+}
 
 /// Stores the catalog of one process in an empty shared log, so that the folder becomes a copy of the shared catalog. The
-/// process must have ended. The tenants' journals are left to the caller. Blocks on the disk and on the servers.
+/// process must have ended. Completes an attempt that was interrupted when the log had the contents. Blocks on the disk and on the
+/// servers.
 ///
 /// # Errors
 ///
@@ -68,31 +102,34 @@ pub type Reseal<'a> = &'a dyn Fn(TenantId, &Name, &[u8]) -> Option<Vec<u8>>;
 pub fn share(
     path: &Path,
     log: &Arc<dyn SharedLog>,
-    reseal: Reseal<'_>,
+    steps: &dyn ShareSteps,
 ) -> Result<SharedContents, ShareError> {
     if !path.join("catalog.db").exists() {
         return Err(ShareError::Empty);
     }
-    let unavailable = |error: SharedError| ShareError::from(CatalogError::from(error));
-    let settings = CatalogSettings::new(path);
-    let clock: Clock = settings.clock.clone();
-    let store = Store::open(settings)?;
-    if !log.read(0).map_err(unavailable)?.is_empty() {
+    let marker = marker(path);
+    if marker.exists() && is_copy(path)? {
+        return complete(path, &marker, steps);
+    }
+    if !log.read(0).map_err(CatalogError::from)?.is_empty() {
         return Err(ShareError::NotEmpty);
     }
+    let store = Store::open(CatalogSettings::new(path))?;
     let contents = store.read(contents)?;
     if contents.tenants == 0 && contents.keys == 0 {
         return Err(ShareError::Empty);
     }
+    steps.check().map_err(ShareError::Refused)?;
     // Stored before the rows that refer to them, as uploads are.
-    let digests = store.read(components::all_digests)?;
-    for digest in digests {
+    for digest in store.read(components::all_digests)? {
         put_component(&store, &**log, digest)?;
     }
-    store_rows(&mut store.locked(), &**log, reseal)?;
+    write_marker(&marker).map_err(|error| CatalogError::from(at(&marker)(error)))?;
+    store_rows(&mut store.locked(), &**log, steps)?;
+    prepare(&marker, steps)?;
     drop(store);
     // New copies learn from the snapshot the ids that must not be used again.
-    let settings = CatalogSettings { clock, shared: Some(log.clone()), ..CatalogSettings::new(path) };
+    let settings = CatalogSettings { shared: Some(log.clone()), ..CatalogSettings::new(path) };
     let cut = Store::open(settings).map_err(ShareError::from).and_then(|store| {
         store.catch_up()?;
         Ok(store.cut_log(&**log, true)?)
@@ -101,6 +138,42 @@ pub fn share(
         tracing::warn!(%error, "the shared catalog has no snapshot yet: ids of deleted tenants may be used again");
     }
     Ok(contents)
+}
+
+/// Returns the path of the file that exists while a catalog is being shared.
+pub(crate) fn marker(path: &Path) -> PathBuf {
+    path.join("sharing")
+}
+
+fn write_marker(marker: &Path) -> io::Result<()> {
+    File::create(marker)?.sync_all()?;
+    marker.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+/// Makes the folder of a shared catalog ready for a worker.
+fn prepare(marker: &Path, steps: &dyn ShareSteps) -> Result<(), ShareError> {
+    steps.prepare().map_err(ShareError::NotReady)?;
+    std::fs::remove_file(marker).map_err(|error| ShareError::NotReady(at(marker)(error).into()))
+}
+
+fn is_copy(path: &Path) -> Result<bool, OpenError> {
+    let file = path.join("catalog.db");
+    let connection = Connection::open(&file).map_err(at(&file))?;
+    Ok(crate::store::is_copy(&connection).map_err(at(&file))?)
+}
+
+/// Completes an attempt that was interrupted when the log had the contents.
+fn complete(path: &Path, marker: &Path, steps: &dyn ShareSteps) -> Result<SharedContents, ShareError> {
+    let _lock = lock(path)?;
+    prepare(marker, steps)?;
+    let file = path.join("catalog.db");
+    let sql = |error: rusqlite::Error| ShareError::from(CatalogError::from(at(&file)(error)));
+    let mut connection = Connection::open(&file).map_err(sql)?;
+    let transaction = connection.transaction().map_err(sql)?;
+    contents(&transaction).map_err(|stop| match stop {
+        Abort::Sql(error) => sql(error),
+        Abort::Catalog(error) => error.into(),
+    })
 }
 
 fn contents(transaction: &Transaction<'_>) -> Result<SharedContents, Abort> {
@@ -127,15 +200,18 @@ fn put_component(store: &Store, log: &dyn SharedLog, digest: Digest) -> Result<(
 }
 
 /// Appends all rows as the first change of the log.
-fn store_rows(locked: &mut Locked<'_>, log: &dyn SharedLog, reseal: Reseal<'_>) -> Result<(), ShareError> {
-    let mut refused = None;
+fn store_rows(
+    locked: &mut Locked<'_>,
+    log: &dyn SharedLog,
+    steps: &dyn ShareSteps,
+) -> Result<(), ShareError> {
+    let (mut refused, mut is_sent) = (None, false);
+    let stop = || Abort::from(CatalogError::Unavailable("the catalog was not shared".to_owned()));
     let written = locked.write(|transaction| {
-        let stop = |error: ShareError, refused: &mut Option<ShareError>| {
-            *refused = Some(error);
-            Abort::from(CatalogError::Unavailable("the catalog was not shared".to_owned()))
-        };
-        if let Some((tenant, name)) = seal_secrets(transaction, reseal)? {
-            return Err(stop(ShareError::Secret { tenant, name }, &mut refused));
+        let unknown = seal_secrets(transaction, steps)?;
+        if !unknown.is_empty() {
+            refused = Some(ShareError::Secrets(unknown));
+            return Err(stop());
         }
         let mut rows = Vec::new();
         shared::each_row(transaction, |row| {
@@ -143,27 +219,39 @@ fn store_rows(locked: &mut Locked<'_>, log: &dyn SharedLog, reseal: Reseal<'_>) 
             Ok::<_, Abort>(())
         })?;
         let (bytes, digest) = Change { before: None, rows }.encode();
+        is_sent = true;
         let sequence = log.append(0, &bytes, ChangeKind::Rows).map_err(|error| match error {
-            AppendError::Behind => stop(ShareError::NotEmpty, &mut refused),
+            AppendError::Behind => {
+                refused = Some(ShareError::NotEmpty);
+                stop()
+            }
             AppendError::Failed(error) => CatalogError::from(error).into(),
         })?;
         Ok(set_position(transaction, Position::default().after(sequence, digest))?)
     });
-    written.map_err(|error| refused.unwrap_or(ShareError::Catalog(error)))
+    written.map_err(|error| match refused {
+        Some(refused) => refused,
+        None if is_sent => ShareError::Uncertain(error),
+        None => error.into(),
+    })
 }
 
-/// Seals all secrets with the key of all workers. Returns the owner and the name of a secret that cannot be opened.
+/// Seals all secrets with the key of all workers. Returns those that cannot be opened.
 fn seal_secrets(
     transaction: &Transaction<'_>,
-    reseal: Reseal<'_>,
-) -> rusqlite::Result<Option<(TenantId, Name)>> {
+    steps: &dyn ShareSteps,
+) -> rusqlite::Result<Vec<(TenantId, Name)>> {
     let mut statement = transaction.prepare("SELECT tenant, name, sealed FROM secrets")?;
     let read = |row: &rusqlite::Row<'_>| Ok((TenantId(row.get(0)?), name_of(row, 1)?, row.get(2)?));
     let secrets = statement.query_map([], read)?.collect::<rusqlite::Result<Vec<(_, _, Vec<u8>)>>>()?;
+    let mut unknown = Vec::new();
     for (tenant, name, sealed) in secrets {
-        let Some(sealed) = reseal(tenant, &name, &sealed) else { return Ok(Some((tenant, name))) };
+        let Some(sealed) = steps.seal_again(tenant, &name, &sealed) else {
+            unknown.push((tenant, name));
+            continue;
+        };
         let update = "UPDATE secrets SET sealed = ?3 WHERE tenant = ?1 AND name = ?2";
         transaction.execute(update, params![tenant.0, &*name, sealed])?;
     }
-    Ok(None)
+    Ok(unknown)
 }

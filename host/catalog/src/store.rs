@@ -19,7 +19,7 @@ use crate::pending::PendingUpdates;
 use crate::shared::{
     self, Applied, Chained, Change, ChangeKind, NotApplied, Position, Preparation, SharedLog, Snapshot,
 };
-use crate::{CatalogSettings, Clock, schema};
+use crate::{CatalogSettings, Clock, schema, sharing};
 use rollout_wire::digest::Digest;
 
 /// Maximum time for which a statement waits for another reader, such as a backup.
@@ -452,28 +452,14 @@ pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
     if is_own(&connection).map_err(at(&file))? {
         return Err(OpenError::NotShared(folder.to_owned()));
     }
-    Ok(CopyLock(lock))
-}
-
-/// Locks an existing folder, and checks that its catalog is no copy of a shared one. Drop the lock before the catalog is
-/// opened.
-///
-/// # Errors
-///
-/// [`OpenError::Shared`] if the folder has a copy, and [`OpenError::Locked`] if a process has opened it.
-pub fn lock_own(folder: &Path) -> Result<CopyLock, OpenError> {
-    let lock = lock(folder)?;
-    let file = folder.join("catalog.db");
-    let flags = OpenFlags::default().difference(OpenFlags::SQLITE_OPEN_CREATE);
-    let connection = Connection::open_with_flags(&file, flags).map_err(at(&file))?;
-    if is_copy(&connection).map_err(at(&file))? {
-        return Err(OpenError::Shared(folder.to_owned()));
+    if sharing::marker(folder).exists() {
+        return Err(OpenError::Interrupted(folder.to_owned()));
     }
     Ok(CopyLock(lock))
 }
 
 /// Returns whether a database of any version is a copy of a shared catalog.
-fn is_copy(connection: &Connection) -> rusqlite::Result<bool> {
+pub(crate) fn is_copy(connection: &Connection) -> rusqlite::Result<bool> {
     let select = "SELECT EXISTS (SELECT 1 FROM shared WHERE sequence > 0)";
     Ok(connection.table_exists(None, "shared")? && connection.query_row(select, [], |row| row.get(0))?)
 }
@@ -529,7 +515,7 @@ fn has_rows(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row(select, [], |row| row.get(0))
 }
 
-fn lock(folder: &Path) -> Result<File, OpenError> {
+pub(crate) fn lock(folder: &Path) -> Result<File, OpenError> {
     let path = folder.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -1,5 +1,6 @@
 //! The command `cluster`, which prepares and repairs a cluster of workers.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,15 +16,15 @@ use super::registry::in_runtime;
 use super::serve::cluster::connect;
 use super::{Exit, OUTPUT, SETTINGS, journal, options, setup};
 use rollout_assembly::config::{ClusterSettings, Config, Role};
-use rollout_catalog::{Name, ShareError, SharedContents, SharedLog, TenantId};
+use rollout_catalog::{Name, ShareError, ShareSteps, SharedContents, SharedLog, StepError, TenantId};
 use rollout_cluster::{Cluster, ListedLog, WorkerState};
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{JournalRest, JournalSettings};
 use rollout_server::admin::seal_again;
+use rollout_server::tenants::SEGMENT_BYTES;
 
-/// Folder of a tenant's journal, and the one that it is renamed to when its catalog is shared.
+/// Folder of a tenant's journal.
 const JOURNAL: &str = "journal";
-const JOURNAL_BEFORE: &str = "journal-before-sharing";
 
 /// Prepares and repairs a cluster of workers with [cluster.nats].
 #[derive(Debug, Args)]
@@ -43,18 +44,20 @@ enum Command {
     /// Tenants, keys, quotas, plugins and secrets become those of all workers. Stop the server before, and let it
     /// drain: its journals are not continued, and the command is refused while rollouts are unfinished or results unread.
     /// Then start the first worker with the folder, and others with empty ones. The folder is a copy of the shared
-    /// catalog from then on, which a single server does not open. The journals of its tenants are renamed to
-    /// `journal-before-sharing`; their rollouts can be exported and replayed.
-    #[command(after_help = "Exit codes: 0 the catalog is shared; 2 it is not, and the folder is as before.")]
+    /// catalog from then on, which a single server does not open. The journals of its tenants are moved to
+    /// `journals-before-sharing` in it; their rollouts can be exported and replayed.
+    #[command(
+        after_help = "Exit codes: 0 the catalog is shared; 2 it is not, or not completely, as the message says."
+    )]
     ShareCatalog(ShareCatalog),
     /// Lists the logs of all workers with their owners and last heartbeats.
     Logs(Logs),
-    /// Gives up the log of a dead worker that no other worker can continue.
+    /// Abandons the log of a dead worker that no other worker can continue.
     ///
     /// Its rollouts are lost: gateways with --lost-after-secs report them as failures. Its parts of quotas are free, and no
     /// worker tries to continue it any more. Waits for cluster.nats.lease-secs, in which the log must have no heartbeat. A
     /// worker that is started with this name later continues what it can read of the log.
-    #[command(after_help = "Exit codes: 0 the log is given up; 2 it is not.")]
+    #[command(after_help = "Exit codes: 0 the log is abandoned; 2 it is not.")]
     ForgetLog(ForgetLog),
 }
 
@@ -111,7 +114,11 @@ impl Logs {
         let (nats, _) = nats_in(&self.config)?;
         let logs = in_runtime(async { Ok(Cluster::connect(nats).await?.logs().await?) })?;
         let mut table = Table::new(["log", "owner", "version", "epoch", "last heartbeat"]);
-        for ListedLog { log, owner, epoch, heartbeat, acknowledged } in logs {
+        for ListedLog { log, owner, epoch, heartbeat, acknowledged, is_readable } in logs {
+            if !is_readable {
+                errln!("the entry of the log '{log}' cannot be read; `cluster forget-log` removes it");
+                continue;
+            }
             let at = DateTime::<Utc>::from(heartbeat).to_rfc3339_opts(SecondsFormat::Secs, true);
             let WorkerState { url, version } = owner;
             if self.json {
@@ -138,8 +145,8 @@ impl ForgetLog {
         let working = Working::on(format!("waiting {} s for heartbeats", nats.lease().as_secs_f64()));
         let forgotten = in_runtime(async { Ok(Cluster::connect(nats).await?.forget_log(&self.log).await?) });
         drop(working);
-        forgotten.context("the log is not given up")?;
-        outln!("the log '{}' is given up", self.log);
+        forgotten.context("the log is not abandoned")?;
+        outln!("the log '{}' is abandoned", self.log);
         Ok(Exit::Done)
     }
 }
@@ -151,15 +158,21 @@ impl ShareCatalog {
         if !self.folder.join("catalog.db").is_file() {
             bail!("{} has no catalog; give the folder of serve --catalog", self.folder.display());
         }
-        let lock = rollout_catalog::lock_own(&self.folder)?;
-        let journals = self.journals()?;
-        self.check_journals(&journals)?;
-        drop(lock);
         let log: Arc<dyn SharedLog> =
             in_runtime(async { Ok(Arc::new(connect(&nats).await?.catalog().await?)) })?;
-        let renamed = Renamed::all(journals)?;
-        let SharedContents { tenants, keys, plugins, components } = self.share(&log, &seal)?;
-        renamed.stay();
+        let own = self.folder.join("key");
+        let own = own.is_file().then(|| {
+            Seal::from_file(&own).with_context(|| format!("cannot use the catalog's key {}", own.display()))
+        });
+        let folder = Folder {
+            path: &self.folder,
+            seals: (own.transpose()?, seal),
+            leaves_rollouts: self.leave_rollouts,
+        };
+        let working = Working::on("storing the catalog".to_owned());
+        let shared = rollout_catalog::share(&self.folder, &log, &folder);
+        drop(working);
+        let SharedContents { tenants, keys, plugins, components } = shared.map_err(with_advice)?;
         outln!("{tenants} tenants, {keys} keys, {plugins} plugins and {components} components are shared");
         outln!(
             "start the first worker with --catalog {}, and others with empty folders",
@@ -182,103 +195,110 @@ impl ShareCatalog {
         })?;
         Ok(Seal::from_secret(&key))
     }
+}
 
-    /// Returns the journals of all tenants.
-    fn journals(&self) -> Result<Vec<PathBuf>> {
-        let tenants = self.folder.join("tenants");
+/// Adds what to do about an error.
+fn with_advice(error: ShareError) -> anyhow::Error {
+    let advice = match &error {
+        ShareError::NotEmpty => {
+            "the catalog is not shared: give the cluster another [cluster.nats] prefix, or delete the stream of the catalog \
+             if an earlier attempt was interrupted and no worker uses it"
+        }
+        ShareError::Uncertain(_) => {
+            "the catalog may be shared, and the folder is as before: delete the stream of the catalog before the next attempt"
+        }
+        ShareError::Secrets(_) => {
+            "the catalog is not shared: use the key of the single server as journal.key-env of the workers, or remove the \
+             secrets and set them again in the cluster"
+        }
+        ShareError::NotReady(_) => "run the command again",
+        _ => "the catalog is not shared",
+    };
+    anyhow::Error::new(error).context(advice)
+}
+
+/// The folder of a catalog that is being shared.
+struct Folder<'a> {
+    path: &'a Path,
+    /// The key of the folder, if it has one, and that of all workers.
+    seals: (Option<Seal>, Seal),
+    leaves_rollouts: bool,
+}
+
+impl Folder<'_> {
+    /// Returns the tenants with a journal, and the journals.
+    fn journals(&self) -> Result<Vec<(OsString, PathBuf)>> {
+        let tenants = self.path.join("tenants");
         let unreadable = || format!("cannot read {}", tenants.display());
         if !tenants.is_dir() {
             return Ok(Vec::new());
         }
         let mut journals = Vec::new();
         for tenant in std::fs::read_dir(&tenants).with_context(unreadable)? {
-            let dir = tenant.with_context(unreadable)?.path().join(JOURNAL);
+            let tenant = tenant.with_context(unreadable)?;
+            let dir = tenant.path().join(JOURNAL);
             if dir.is_dir() && journal::is_journal(&dir)? {
-                journals.push(dir);
+                journals.push((tenant.file_name(), dir));
             }
         }
         Ok(journals)
     }
 
     /// Refuses journals with rollouts whose callers still expect something.
-    fn check_journals(&self, journals: &[PathBuf]) -> Result<()> {
+    fn check_journals(&self) -> Result<()> {
+        let journals = self.journals()?;
         let working = Working::on(format!("reading {} journals", journals.len()));
         let mut sum = JournalRest::default();
-        for dir in journals {
-            let rest = JournalRest::of(JournalSettings::new(dir));
-            let JournalRest { unfinished, unread } =
-                rest.with_context(|| format!("cannot read {}", dir.display()))?;
-            sum.unfinished += unfinished;
-            sum.unread += unread;
+        for (_, dir) in &journals {
+            let settings = JournalSettings {
+                segment_bytes: SEGMENT_BYTES,
+                segments_ahead: 1,
+                ..JournalSettings::new(dir)
+            };
+            let rest = JournalRest::of(settings).with_context(|| format!("cannot read {}", dir.display()))?;
+            sum.unfinished += rest.unfinished;
+            sum.unread += rest.unread;
         }
         drop(working);
         if sum.is_empty() {
             return Ok(());
         }
-        if self.leave_rollouts {
+        if self.leaves_rollouts {
             errln!("the journals have {sum}, which are lost to their callers");
             return Ok(());
         }
         bail!(
-            "the journals have {sum}. Start the server again, let it run these rollouts to their end, and stop it with a \
-             drain-secs that suffices; or give --leave-rollouts, and they are lost to their callers"
+            "the journals have {sum}. Start the server again until the rollouts have ended and the results are read, or have \
+             expired after osmosis.result-ttl-secs, and stop it with a drain-secs that suffices; or give --leave-rollouts, and \
+             they are lost to their callers"
         )
     }
 
-    fn share(&self, log: &Arc<dyn SharedLog>, seal: &Seal) -> Result<SharedContents> {
-        let own = self.folder.join("key");
-        let own = own.is_file().then(|| {
-            Seal::from_file(&own).with_context(|| format!("cannot use the catalog's key {}", own.display()))
-        });
-        let own = own.transpose()?;
-        let again = |tenant: TenantId, name: &Name, sealed: &[u8]| {
-            seal_again(tenant, name, sealed, (own.as_ref(), seal))
-        };
-        let working = Working::on("storing the catalog".to_owned());
-        let shared = rollout_catalog::share(&self.folder, log, &again);
-        drop(working);
-        shared.map_err(|error| match error {
-            ShareError::NotEmpty => anyhow::Error::new(error).context(
-                "the catalog is not shared: give the cluster another [cluster.nats] prefix, or delete the stream of the \
-                 catalog if an earlier attempt was interrupted and no worker uses it",
-            ),
-            error => anyhow::Error::new(error).context("the catalog is not shared"),
-        })
-    }
-}
-
-/// Journals that were renamed. They get their names back unless [`Self::stay`] is called.
-struct Renamed(Vec<(PathBuf, PathBuf)>);
-
-impl Renamed {
-    fn all(journals: Vec<PathBuf>) -> Result<Self> {
-        let mut renamed = Self(Vec::new());
-        for from in journals {
-            let to = from.with_file_name(JOURNAL_BEFORE);
-            if to.exists() {
-                bail!("{} exists already; rename it", to.display());
-            }
-            rename(&from, &to)?;
-            renamed.0.push((from, to));
+    /// Moves the journals to a folder where workers do not write them, and where they do not count for the quotas.
+    fn move_journals(&self) -> Result<()> {
+        let before = self.path.join(journal::BEFORE_SHARING);
+        for (tenant, from) in self.journals()? {
+            std::fs::create_dir_all(&before)
+                .with_context(|| format!("cannot create {}", before.display()))?;
+            let to = before.join(tenant);
+            std::fs::rename(&from, &to)
+                .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))?;
         }
-        Ok(renamed)
-    }
-
-    fn stay(mut self) {
-        self.0.clear();
+        Ok(())
     }
 }
 
-impl Drop for Renamed {
-    fn drop(&mut self) {
-        for (from, to) in &self.0 {
-            if let Err(error) = rename(to, from) {
-                tracing::error!("{error:#}");
-            }
-        }
+impl ShareSteps for Folder<'_> {
+    fn check(&self) -> Result<(), StepError> {
+        Ok(self.check_journals()?)
     }
-}
 
-fn rename(from: &Path, to: &Path) -> Result<()> {
-    std::fs::rename(from, to).with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
+    fn seal_again(&self, tenant: TenantId, name: &Name, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (own, of_workers) = &self.seals;
+        seal_again(tenant, name, sealed, (own.as_ref(), of_workers))
+    }
+
+    fn prepare(&self) -> Result<(), StepError> {
+        Ok(self.move_journals()?)
+    }
 }

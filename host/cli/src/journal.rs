@@ -42,7 +42,8 @@ pub(super) fn store_components(
 
 /// Returns the path of the component with this digest in a journal.
 ///
-/// The components of a tenant's journal, CATALOG/tenants/TENANT/journal, are in the catalog.
+/// The components of a tenant's journal, CATALOG/tenants/TENANT/journal, are in the catalog, as are those of a journal from before
+/// the catalog was shared, CATALOG/journals-before-sharing/TENANT.
 pub(super) fn stored_component(journal: &Path, digest: &str) -> PathBuf {
     let name = format!("{digest}.wasm");
     let own = journal.join(COMPONENTS).join(&name);
@@ -50,11 +51,16 @@ pub(super) fn stored_component(journal: &Path, digest: &str) -> PathBuf {
         return own;
     }
     let of_catalog = std::fs::canonicalize(journal).ok().and_then(|journal| {
-        let tenants = journal.parent()?.parent().filter(|tenants| tenants.ends_with("tenants"))?;
+        let folder = journal.parent()?;
+        let before = (folder.file_name()? == BEFORE_SHARING).then_some(folder);
+        let tenants = before.or_else(|| folder.parent().filter(|tenants| tenants.ends_with("tenants")))?;
         Some(tenants.parent()?.join(COMPONENTS).join(digest.get(..2)?).join(name))
     });
     of_catalog.filter(|component| component.exists()).unwrap_or(own)
 }
+
+/// Folder in a catalog with the journals that its tenants had before it was shared.
+pub(super) const BEFORE_SHARING: &str = "journals-before-sharing";
 
 /// Folder of components in a journal and in a catalog. A catalog's has a subfolder for the digest's first two
 /// digits.

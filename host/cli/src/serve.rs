@@ -54,7 +54,7 @@ const CLUSTER: &str = "Several machines";
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
     /// Component with the workflow or agent loop.
-    #[arg(required_unless_present_any = ["catalog", "role"], conflicts_with = "catalog")]
+    #[arg(required_unless_present_any = ["catalog", "role", "config"], conflicts_with = "catalog")]
     plugin: Option<PathBuf>,
     /// Serves the plugins of many tenants from this catalog, each below /p/NAME with the keys of its tenant.
     /// The catalog is created if it does not exist; the commands tenant, key, push and plugin change it while

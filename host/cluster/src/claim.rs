@@ -25,6 +25,9 @@ const RETRIES_MAX: u32 = 100;
 /// Maximum number of repetitions while a server has an older end of the log than was acknowledged.
 const OLDER_RETRIES_MAX: u32 = 20;
 
+/// Number of heartbeats in succession without an entry of the log after which the log counts as abandoned.
+const MISSING_MAX: u32 = 3;
+
 /// A log to claim.
 #[derive(Clone, Copy, Debug)]
 pub enum Claim<'a> {
@@ -325,6 +328,7 @@ impl ClaimedLog {
             ends: self.ends.subscribe(),
             revision: self.revision,
             stored: 0,
+            missing: 0,
             fenced: self.fenced.clone(),
         };
         let task = self.cluster.handle().spawn(beating.run(retires, staging_set));
@@ -342,6 +346,8 @@ struct Beating {
     revision: u64,
     /// Number of heartbeats that were stored.
     stored: u64,
+    /// Number of times in succession that the entry was missing.
+    missing: u32,
     fenced: watch::Sender<Option<ReplicaError>>,
 }
 
@@ -393,7 +399,7 @@ impl Beating {
         self.entry.heartbeat = writer::now();
         self.entry.acknowledged = self.ends.borrow().number;
         match self.cluster.0.bucket.update(&self.log, self.entry.write(), self.revision).await {
-            Ok(revision) => (self.revision, self.stored) = (revision, self.stored + 1),
+            Ok(revision) => (self.revision, self.stored, self.missing) = (revision, self.stored + 1, 0),
             Err(error) if is_wrong_last(&error) => return !self.is_claimed_by_another().await,
             Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
         }
@@ -408,9 +414,17 @@ impl Beating {
                 self.revision = revision;
                 false
             }
+            // A server that has just joined may not have it yet.
+            Ok(None) if self.missing >= MISSING_MAX => {
+                tracing::error!(log = self.log, "the log's entry was removed while this process owned it");
+                self.fenced
+                    .send_replace(Some(ReplicaError::Fenced("an operator has abandoned it".to_owned())));
+                true
+            }
             // Another server may answer with an older entry.
             Ok(found) if found.as_ref().is_none_or(|(entry, _)| entry.epoch < self.entry.epoch) => {
                 tracing::warn!(log = self.log, "a heartbeat was refused, and the log has no newer owner");
+                self.missing = if found.is_none() { self.missing + 1 } else { 0 };
                 false
             }
             Ok(found) => {

@@ -1,4 +1,4 @@
-//! The logs of all workers as an operator sees them, and giving up one that no worker can continue.
+//! The logs of all workers as an operator sees them, and the removal of one that no worker can continue.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,9 +22,11 @@ pub struct ListedLog {
     pub heartbeat: SystemTime,
     /// Number of the last message that was acknowledged.
     pub acknowledged: u64,
+    /// Whether the entry could be read. The other facts are missing if it could not.
+    pub is_readable: bool,
 }
 
-/// Error of giving up a log.
+/// Error of abandoning a log.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForgetError {
@@ -48,7 +50,7 @@ pub enum ForgetError {
 }
 
 impl Cluster {
-    /// Returns the logs of all workers, by name. An entry that cannot be read is an error.
+    /// Returns the logs of all workers, by name.
     pub async fn logs(&self) -> Result<Vec<ListedLog>, ClusterError> {
         let bucket = self.0.bucket.clone();
         self.run(async move {
@@ -56,11 +58,13 @@ impl Cluster {
             let mut logs = Vec::new();
             while let Some(name) = names.next().await {
                 let name = name.map_err(unavailable)?;
-                if let Some((entry, _)) = read(&bucket, &name).await? {
-                    let LogEntry { owner, epoch, heartbeat, acknowledged, .. } = entry;
-                    let heartbeat = SystemTime::UNIX_EPOCH + Duration::from_millis(heartbeat);
-                    logs.push(ListedLog { log: name, owner, epoch, heartbeat, acknowledged });
-                }
+                let Some((entry, _)) = read(&bucket, &name).await? else { continue };
+                let is_readable = entry.is_some();
+                let (owner, epoch, heartbeat, acknowledged) = entry.map_or_else(Default::default, |entry| {
+                    (entry.owner, entry.epoch, entry.heartbeat, entry.acknowledged)
+                });
+                let heartbeat = SystemTime::UNIX_EPOCH + Duration::from_millis(heartbeat);
+                logs.push(ListedLog { log: name, owner, epoch, heartbeat, acknowledged, is_readable });
             }
             logs.sort_by(|a, b| a.log.cmp(&b.log));
             Ok(logs)
@@ -68,7 +72,7 @@ impl Cluster {
         .await?
     }
 
-    /// Gives up a log: its entry is removed, so that no worker tries to continue it and its parts of quotas are free. Its
+    /// Abandons a log: its entry is removed, so that no worker tries to continue it and its parts of quotas are free. Its
     /// messages stay until they are too old. First waits for a lease, in which the log must have no heartbeat.
     ///
     /// # Errors
@@ -81,7 +85,10 @@ impl Cluster {
             let found = read(&bucket, &log).await?;
             let (_, before) = found.ok_or_else(|| ForgetError::Unknown(log.clone()))?;
             tokio::time::sleep(lease).await;
-            let owned = |entry: LogEntry| ForgetError::Owned { log: log.clone(), url: entry.owner.url };
+            let owned = |entry: Option<LogEntry>| {
+                let url = entry.map_or("an unknown address".to_owned(), |entry| entry.owner.url);
+                ForgetError::Owned { log: log.clone(), url }
+            };
             match read(&bucket, &log).await? {
                 Some((entry, revision)) if revision != before => return Err(owned(entry)),
                 Some(_) => {}
@@ -101,15 +108,9 @@ impl Cluster {
     }
 }
 
-/// Reads a log's entry and its revision; `None` if there is none.
-async fn read(bucket: &kv::Store, log: &str) -> Result<Option<(LogEntry, u64)>, ClusterError> {
+/// Reads a log's entry, if it can be read, and its revision. Returns `None` if there is none.
+async fn read(bucket: &kv::Store, log: &str) -> Result<Option<(Option<LogEntry>, u64)>, ClusterError> {
     let found = bucket.entry(log).await.map_err(unavailable)?;
     let Some(found) = found.filter(|found| found.operation == Operation::Put) else { return Ok(None) };
-    let entry = LogEntry::read(&found.value);
-    let entry = entry.ok_or_else(|| ClusterError::Unreadable {
-        bucket: bucket.name.clone(),
-        key: log.to_owned(),
-        reason: "it is not the entry of a log".to_owned(),
-    })?;
-    Ok(Some((entry, found.revision)))
+    Ok(Some((LogEntry::read(&found.value), found.revision)))
 }

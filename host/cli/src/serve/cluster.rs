@@ -53,6 +53,9 @@ impl Serve {
     /// Refuses options that do not fit the role.
     pub(super) fn refuse_for_role(&self, config: &Config) -> Result<()> {
         match config.cluster.role {
+            Role::Both if self.plugin.is_none() && self.catalog.is_none() => {
+                bail!("there is nothing to serve: give a plugin, --catalog, or --role gateway")
+            }
             Role::Both => Ok(()),
             Role::Gateway if self.plugin.is_some() || self.catalog.is_some() => {
                 bail!("--role gateway: a gateway runs no rollouts; give the plugin to the workers")

@@ -102,7 +102,7 @@ pub struct JournalRest {
 }
 
 impl JournalRest {
-    /// Counts these rollouts in a journal that no process has open. Reads files.
+    /// Counts these rollouts in a journal that no process has open. Reads files, and allocates the next segments as a server does.
     ///
     /// # Errors
     ///

@@ -430,7 +430,7 @@ impl Gateway {
             None => placement::by_room(candidates),
         };
         match place {
-            Place::Own(Some(id)) if path == "/rollout" && !is_called_back(request.body()) => {
+            Place::Own(Some(id)) if path == "/rollout" => {
                 return self.place(&mut request, (&id, &order), tenant).await;
             }
             Place::Own(_) => order.truncate(TRIED_MAX),
@@ -442,8 +442,8 @@ impl Gateway {
         self.start_in_order(path, request, &order, tenant).await
     }
 
-    /// Sends a request for a rollout whose caller polls to the worker that its id prefers, or to the next one if that one cannot
-    /// be reached.
+    /// Sends a request for a rollout with an id to the worker that the id prefers, or to the next one if that one cannot be
+    /// reached.
     async fn place(
         &self,
         request: &mut Forwarded,
@@ -1041,11 +1041,6 @@ fn member<'a>(body: &'a [u8], wanted: &str) -> Option<&'a RawValue> {
     };
     stream::members(std::str::from_utf8(body).ok()?, take).ok()?;
     found
-}
-
-/// Returns whether a request for a rollout has an address for its result. All others are for callers that poll.
-fn is_called_back(body: &[u8]) -> bool {
-    member(body, "completion_callback_url").is_some()
 }
 
 /// The id by which a request that may start a rollout is placed.

@@ -57,9 +57,10 @@ pub(super) fn others<T>(order: &[Candidate<T>]) -> Vec<String> {
 }
 
 /// Returns the names of at most [`OTHERS_MAX`] of these workers that have at least this room, the one with the most room
-/// first.
+/// first. Those that do not report it come last, if any room suffices.
 pub(super) fn most_room<T>(candidates: &[Candidate<T>], room_min: i64) -> Vec<String> {
-    let has_room = |candidate: &&Candidate<T>| candidate.room.is_some_and(|room| room >= room_min);
+    let has_room =
+        |candidate: &&Candidate<T>| candidate.room.map_or(room_min == i64::MIN, |room| room >= room_min);
     let mut others: Vec<&Candidate<T>> = candidates.iter().filter(has_room).collect();
     // Stable, so that among equals the id decides.
     others.sort_by_key(|candidate| Reverse(candidate.room));

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::forward::{Forwarded, SendError, pass_on};
+use super::target::below;
 use super::workers::{LogPlace, Worker};
 use super::{Gateway, decoded, member, not_known, placement};
 use crate::dialect::{nemo_gym, open_env, ors};
@@ -22,6 +23,9 @@ use crate::worker::{log_of, log_of_session};
 /// Maximum number of workers that are asked for a session whose caller chose the id. Workers that joined after it began may
 /// precede its own in the order of the id.
 const SOUGHT_MAX: usize = 4;
+
+/// Paths that end a session of ORS or NeMo Gym.
+const ENDS: [&str; 3] = ["/delete", "/delete_session", "/close_session"];
 
 /// The name of a session in a request.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,19 +91,26 @@ impl Gateway {
             SessionName::Chosen(id) => id,
         };
         let order = placement::order(&id, self.0.workers.candidates(None));
+        let ends = ENDS.contains(&below(request.path()));
         let mut first_answer = None;
         for candidate in order.into_iter().take(SOUGHT_MAX) {
             let answer = self.send_in_session(&candidate.worker, &mut request).await;
-            if answer.status() != StatusCode::NOT_FOUND {
+            // The end of a session that a worker does not know is no error there.
+            if answer.status() != StatusCode::NOT_FOUND && !ends {
                 return answer;
             }
             first_answer.get_or_insert(answer);
         }
-        first_answer.unwrap_or_else(|| self.not_all("the session may be there"))
+        match first_answer {
+            // A worker that is away may have the session.
+            Some(answer) if ends || self.0.workers.unreachable().is_empty() => answer,
+            _ => self.not_all("the session may be there"),
+        }
     }
 
     async fn send_in_session(&self, worker: &Arc<Worker>, request: &mut Forwarded) -> Response {
         match self.send_while_up(request, worker).await {
+            Ok(answer) if answer.status() == StatusCode::NOT_FOUND => pass_on(answer, None),
             Ok(answer) => pass_on(answer, request.upgrade.take()),
             Err(SendError::NotSent(why)) => RequestRefused::NoRoom(format!(
                 "the worker {} of this session cannot be reached ({why}); retry later",

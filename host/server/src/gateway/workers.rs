@@ -194,7 +194,8 @@ impl Workers {
             let state = worker.state();
             let status = state.last.as_ref().filter(|_| state.is_up)?;
             let (name, weight) = (status.worker.clone(), status.max_concurrent);
-            let room = state.room(tenant);
+            // A worker that drains takes no rollout, however many slots are free.
+            let room = state.room(tenant).map(|room| if status.accepting { room } else { room.min(0) });
             drop(state);
             Some(Candidate { name, weight, room, worker })
         };

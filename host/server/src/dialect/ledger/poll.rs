@@ -112,6 +112,11 @@ impl Polled {
         &self.id
     }
 
+    /// Returns the rollout's log, if it is journaled.
+    pub(crate) fn log(&self) -> Option<&RolloutLog> {
+        self.log.as_ref()
+    }
+
     pub(crate) fn is_lease(&self, token: &str) -> bool {
         self.lease.is(&Lease::of(token))
     }

@@ -21,8 +21,9 @@ use super::sample::{Form, WireSample, category};
 use crate::dialect::delivery::{Action, Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::PublicOutcome;
+use crate::worker::Chosen;
 use rollout_core::budget::{Budget, Charge, Use};
-use rollout_core::telemetry::TraceParent;
+use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
 use rollout_wire::id::RolloutId;
 
@@ -100,23 +101,35 @@ impl<'a> Graded<'a> {
     }
 }
 
-/// Admits a rollout and starts a task for it.
+/// Admits a rollout and starts a task for it. A worker without room names the one that takes the rollout in its place.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: CalledBack,
-    parent: Option<TraceParent>,
+    (parent, chosen): (Option<TraceParent>, Option<Chosen>),
 ) -> Result<(), ApiError> {
     let CalledBack { parsed, form, completion_url, grader_url, controller_key } = request;
     let inner = &osmosis.0;
     let host = inner.serving.host();
     d::check_group(osmosis, &parsed)?;
+    // Until the rollout has a place, its id belongs to this request.
+    let id = parsed.rollout.id.clone();
+    let reserved = match &chosen {
+        Some(_) if host.find(&id).is_some() => return Err(registered(&host)),
+        Some(_) => Some(inner.ledger.reserve(&id).map_err(|_| registered(&host))?),
+        None => None,
+    };
+    d::place(osmosis, &host, (&id, chosen.as_ref()), host.room() > 0)?;
     let parsed = parsed.forked(&host).await?;
     let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
-    let id = rollout.id.clone();
     let delivery = Delivery::callbacks(grader_url.is_some());
     let facts = Facts { delivery, gradable, form: journaled::Form::CalledBack(form) };
     let addresses = Addresses { completion: Some(completion_url), result: grader_url, key: controller_key };
-    let rollout = journaled::admit(&host, (rollout, resources), &facts, &addresses)?;
+    let admitted = journaled::admit(&host, (rollout, resources), &facts, &addresses).map_err(ApiError::from);
+    let rollout = admitted.map_err(|refused| {
+        d::placed_or(refused, reserved.is_some(), || d::place(osmosis, &host, (&id, chosen.as_ref()), false))
+    })?;
+    // The rollout has its id now.
+    drop(reserved);
     let handle = rollout.handle();
     let log = handle.log().cloned();
     let entry = inner.ledger.open();
@@ -125,7 +138,21 @@ pub(super) async fn start(
     let work = (log.clone(), rollout.traced_below(parent));
     let driver = journaled::driver(&host, entry, &facts, (&inner.callbacks, addresses), work, renderer);
     inner.tasks.spawn(drive(rollout, driver));
-    journaled::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())
+    journaled::wait_until_stored(log.as_ref()).await.map_err(|error| {
+        handle.cancel();
+        match (chosen, error) {
+            // It may be in a replicated log, whose next owner continues it: no other worker must take it.
+            (Some(_), ApiError::NotKept(why)) => {
+                ApiError::Internal(format!("it is not known whether the rollout was stored: {why}"))
+            }
+            (_, error) => error,
+        }
+    })
+}
+
+fn registered(host: &Host) -> ApiError {
+    host.metrics().refused(Refusal::Duplicate);
+    ApiError::Registered
 }
 
 /// Continues a rollout of an earlier process, or delivers its remaining callbacks.

@@ -128,31 +128,33 @@ pub(super) async fn start(
     // A stored result reserves its id, so that no caller reads the result of another.
     let entry = match inner.ledger.reserve(&id) {
         Ok(entry) => entry,
-        // The gateway did not receive the first answer.
-        Err(_) if chosen.is_some() && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
-            return Ok(admission);
-        }
         Err(_) => {
+            let found = inner.ledger.find(&id).filter(|polled| chosen.is_some() && polled.is_lease(token));
+            if let Some(polled) = found {
+                // The gateway did not receive the first answer, or the admission was not stored. Then it was cancelled, and
+                // another worker may take it.
+                let stored = journaled::wait_until_stored(polled.log()).await;
+                return match stored {
+                    Ok(()) => Ok(admission),
+                    Err(refused) => {
+                        Err(placed_or(refused, true, || place(osmosis, &host, (&id, chosen.as_ref()), false)))
+                    }
+                };
+            }
             host.check_journal_for_refusal()?;
             host.metrics().refused(Refusal::Duplicate);
             return Err(ApiError::Registered);
         }
     };
-    let place = |has_room| match &chosen {
-        Some(chosen) => place(osmosis, &host, (&id, chosen), has_room),
-        None => Ok(()),
-    };
-    place(host.room() > 0)?;
+    place(osmosis, &host, (&id, chosen.as_ref()), host.room() > 0)?;
     let admitted = match admit(&host, entry, parsed, (grade, token)).await {
-        // Nothing of the rollout is here, so another worker may take it.
-        Err(refused) if refused.is_by_this_worker() => {
+        Err(refused) => {
             let reserved = inner.ledger.reserve(&id);
-            if reserved.is_ok() {
-                place(false)?;
-            }
-            return Err(refused);
+            return Err(placed_or(refused, chosen.is_some() && reserved.is_ok(), || {
+                place(osmosis, &host, (&id, chosen.as_ref()), false)
+            }));
         }
-        admitted => admitted?,
+        Ok(admitted) => admitted,
     };
     let handle = admitted.start(osmosis, &host, parent);
     journaled::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
@@ -170,15 +172,15 @@ async fn admit(
     Admitted::new(host, entry, parsed.forked(host).await?, (grade, token))
 }
 
-/// Returns an error with the worker that takes a new rollout in the place of this one, if there is such a worker. Must be called
-/// while the rollout's id is reserved.
-fn place(
+/// Returns an error with the worker that takes a new rollout in the place of this one, if a gateway sent it and there is such
+/// a worker. Must be called while the rollout's id is reserved.
+pub(super) fn place(
     osmosis: &Osmosis,
     host: &Host,
-    (id, chosen): (&RolloutId, &Chosen),
+    (id, chosen): (&RolloutId, Option<&Chosen>),
     has_room: bool,
 ) -> Result<(), ApiError> {
-    let Chosen { token, other, is_repeated } = chosen;
+    let Some(Chosen { token, other, is_repeated }) = chosen else { return Ok(()) };
     let placing = Placing { id, token, other: other.as_deref(), has_room, is_repeated: *is_repeated };
     let time_max = host.time_max() + osmosis.0.ledger.times().result_ttl;
     let elsewhere = match osmosis.0.placed.place(&placing, host.budget(), time_max) {
@@ -187,6 +189,19 @@ fn place(
         Place::Undecided => Elsewhere { worker: None, may_choose: false },
     };
     Err(ApiError::Elsewhere(elsewhere))
+}
+
+/// Returns the error for a rollout that was not admitted. Nothing of it is here, so another worker may take it if a gateway
+/// sent it and its id is reserved again.
+pub(super) fn placed_or(
+    refused: ApiError,
+    is_reserved: bool,
+    place: impl FnOnce() -> Result<(), ApiError>,
+) -> ApiError {
+    match is_reserved && refused.is_by_this_worker() {
+        true => place().err().unwrap_or_else(|| refused.by_worker()),
+        false => refused,
+    }
 }
 
 /// Admits a group of forks of one rollout, all or none, and starts a task for each. The same request with the same token of

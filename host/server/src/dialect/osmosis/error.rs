@@ -1,5 +1,7 @@
 //! All error bodies of this protocol.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -59,6 +61,17 @@ pub(super) enum ApiError {
 }
 
 impl ApiError {
+    /// Returns the refusal of a worker in a form that callers repeat, because other workers may have room.
+    pub(super) fn by_worker(self) -> Self {
+        match self {
+            Self::Quota(over) if over.max > 0 && !over.quota.is_of_a_day() => {
+                let retry_after = over.retry_after.or(Some(Duration::from_secs(RETRY_AFTER_SECS)));
+                Self::Quota(OverQuota { retry_after, ..over })
+            }
+            other => other,
+        }
+    }
+
     /// Returns whether this worker has refused a rollout that another one may take.
     pub(super) fn is_by_this_worker(&self) -> bool {
         match self {

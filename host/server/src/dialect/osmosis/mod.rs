@@ -294,10 +294,10 @@ async fn start(
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
     let rules = osmosis.0.callbacks.rules();
+    // Only a gateway reaches a worker.
+    let chosen = osmosis.0.log.as_ref().and_then(|_| worker::Chosen::of(&headers));
     match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured, &rules))? {
         StartRollout::Polled(request) => {
-            // Only a gateway reaches a worker.
-            let chosen = osmosis.0.log.as_ref().and_then(|_| worker::Chosen::of(&headers));
             if let Some(count) = request.continuations {
                 let tree =
                     d::start_tree(osmosis, request, count, (parent, chosen.map(|chosen| chosen.token)))
@@ -315,7 +315,7 @@ async fn start(
             // B's servers responded 200, C's callers require 202, and B's known callers accept any 2xx.
             let accepted =
                 if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
-            callbacks::start(osmosis, request, parent).await?;
+            callbacks::start(osmosis, request, (parent, chosen)).await?;
             Ok((accepted, Json(json!({}))).into_response())
         }
     }
