@@ -547,6 +547,13 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
     // The folder is as before.
     let single = left.start(ServeCatalog::default().config("drain-secs = 5.0\n")).await;
     assert_eq!(greeting(&single.plugin(&tenant, "p").result(&unread).await), "v1");
+    single.plugin(&tenant, "calc").run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    let tokens = async |catalog: &TestCatalog| {
+        let reply = catalog.as_operator(Method::GET, "/admin/v1/tenants/acme/usage", Value::Null).await;
+        reply.body["days"][0]["model_tokens"].as_u64()
+    };
+    let used = tokens(&single).await;
+    assert!(used > Some(0));
     let left = single.left().await;
 
     let shared = share_by_command(&left.folder(), &[]).await;
@@ -554,11 +561,12 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
     assert_eq!(shared.code, Some(0), "{}", shared.stderr);
     assert!(shared.stdout.contains("1 tenants, 4 keys, 2 plugins and 2 components are shared"), "{shared:?}");
     let again = share_by_command(&left.folder(), &[]).await;
-    assert!(again.code == Some(2) && again.stderr.contains("has contents already"), "{again:?}");
+    assert!(again.code == Some(2) && again.stderr.contains("is shared already"), "{again:?}");
     let one = left.start(ServeCatalog::worker("w1", &section)).await;
     let other = ServeCatalog::worker("w2", &section).start().await;
     let gateway = ServeCatalog::gateway().config(&section).start().await;
     let one = one.behind(gateway.url());
+    until("the usage before", async || (tokens(&one).await == used).then_some(())).await;
     let plugin = one.plugin(&tenant, "p");
     until("both workers to serve", async || (served(&plugin, &controller).await == both("v1")).then_some(()))
         .await;
@@ -674,7 +682,8 @@ fn a_catalog_whose_sharing_was_interrupted_is_no_workers_until_it_is_completed()
     assert_eq!((contents.tenants, contents.keys), (1, 0));
     drop(lock_copy(folder.path()).unwrap());
     let error = share(folder.path(), &log, &Steps::default()).unwrap_err();
-    assert!(matches!(error, ShareError::NotEmpty), "{error}");
+    assert!(matches!(error, ShareError::Already), "{error}");
+    assert_eq!(log.extent().first, 2, "the log was cut");
     assert_eq!(Copies::new().try_open("one", &log).unwrap().tenants(None, 9).unwrap().len(), 1);
 }
 

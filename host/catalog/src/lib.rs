@@ -58,7 +58,7 @@ pub use pending::TenantUsage;
 pub use plugins::{PlannedActivation, VERSIONS_MAX};
 pub use secrets::SECRET_NAME_BYTES_MAX;
 pub use shared::{ChangeKind, LogExtent, SharedLog};
-pub use sharing::{ShareError, ShareSteps, SharedContents, StepError, share};
+pub use sharing::{JOURNALS_BEFORE_SHARING, ShareError, ShareSteps, SharedContents, StepError, share};
 pub use store::{CopyLock, lock_copy};
 pub use write_behind::Day;
 

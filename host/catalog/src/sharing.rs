@@ -30,6 +30,9 @@ pub enum ShareError {
     /// The folder has no catalog, or one without tenants and keys.
     #[error("the folder has no tenants and keys to share; workers may begin with empty folders")]
     Empty,
+    /// The folder has a copy of a shared catalog.
+    #[error("the catalog is shared already; start a worker with the folder")]
+    Already,
     /// The log has changes.
     #[error("the shared catalog has contents already")]
     NotEmpty,
@@ -45,7 +48,7 @@ pub enum ShareError {
     /// The log may have the contents, and the folder is as before.
     #[error("it is not known whether the shared catalog has the contents: {0}")]
     Uncertain(CatalogError),
-    /// The catalog is shared, and the caller's last step has failed. Sharing it again repeats the step.
+    /// The catalog is shared, and one of the last steps has failed. Sharing it again repeats them.
     #[error("the catalog is shared, but not ready for a worker: {0}")]
     NotReady(StepError),
 }
@@ -92,9 +95,12 @@ pub trait ShareSteps {
     fn prepare(&self) -> Result<(), StepError>;
 }
 
+/// Folder in a catalog with the journals that its tenants had before it was shared, by tenant.
+pub const JOURNALS_BEFORE_SHARING: &str = "journals-before-sharing";
+
 /// Stores the catalog of one process in an empty shared log, so that the folder becomes a copy of the shared catalog. The
-/// process must have ended. Completes an attempt that was interrupted when the log had the contents. Blocks on the disk and on the
-/// servers.
+/// process must have ended. Completes an attempt that was interrupted when the folder was a copy already. Blocks on the disk and on
+/// the servers.
 ///
 /// # Errors
 ///
@@ -108,9 +114,24 @@ pub fn share(
         return Err(ShareError::Empty);
     }
     let marker = marker(path);
-    if marker.exists() && is_copy(path)? {
-        return complete(path, &marker, steps);
+    // No other process may be at work on the folder.
+    let held = lock(path)?;
+    let is_copy = is_copy(path)?;
+    drop(held);
+    match (is_copy, marker.exists()) {
+        (true, true) => {}
+        (true, false) => return Err(ShareError::Already),
+        (false, _) => store_contents(path, &**log, (&marker, steps))?,
     }
+    complete(path, log, (&marker, steps))
+}
+
+/// Stores the contents of a catalog that is no copy.
+fn store_contents(
+    path: &Path,
+    log: &dyn SharedLog,
+    (marker, steps): (&Path, &dyn ShareSteps),
+) -> Result<(), ShareError> {
     if !log.read(0).map_err(CatalogError::from)?.is_empty() {
         return Err(ShareError::NotEmpty);
     }
@@ -122,22 +143,33 @@ pub fn share(
     steps.check().map_err(ShareError::Refused)?;
     // Stored before the rows that refer to them, as uploads are.
     for digest in store.read(components::all_digests)? {
-        put_component(&store, &**log, digest)?;
+        put_component(&store, log, digest)?;
     }
-    write_marker(&marker).map_err(|error| CatalogError::from(at(&marker)(error)))?;
-    store_rows(&mut store.locked(), &**log, steps)?;
-    prepare(&marker, steps)?;
-    drop(store);
-    // New copies learn from the snapshot the ids that must not be used again.
+    write_marker(marker).map_err(|error| CatalogError::from(at(marker)(error)))?;
+    store_rows(&mut store.locked(), log, steps)
+}
+
+/// Prepares the folder of a copy for a worker, and cuts the log: new copies learn from the snapshot the ids that must not be used
+/// again.
+fn complete(
+    path: &Path,
+    log: &Arc<dyn SharedLog>,
+    (marker, steps): (&Path, &dyn ShareSteps),
+) -> Result<SharedContents, ShareError> {
+    let not_ready = |error: StepError| ShareError::NotReady(error);
     let settings = CatalogSettings { shared: Some(log.clone()), ..CatalogSettings::new(path) };
-    let cut = Store::open(settings).map_err(ShareError::from).and_then(|store| {
+    let store = Store::open(settings).map_err(|error| not_ready(error.into()))?;
+    steps.prepare().map_err(not_ready)?;
+    let done = || -> Result<SharedContents, StepError> {
         store.catch_up()?;
-        Ok(store.cut_log(&**log, true)?)
-    });
-    if let Err(error) = cut {
-        tracing::warn!(%error, "the shared catalog has no snapshot yet: ids of deleted tenants may be used again");
-    }
-    Ok(contents)
+        if log.extent().first <= 1 {
+            store.cut_log(&**log, true)?;
+        }
+        let contents = store.read(contents)?;
+        std::fs::remove_file(marker)?;
+        Ok(contents)
+    };
+    done().map_err(not_ready)
 }
 
 /// Returns the path of the file that exists while a catalog is being shared.
@@ -150,30 +182,10 @@ fn write_marker(marker: &Path) -> io::Result<()> {
     marker.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-/// Makes the folder of a shared catalog ready for a worker.
-fn prepare(marker: &Path, steps: &dyn ShareSteps) -> Result<(), ShareError> {
-    steps.prepare().map_err(ShareError::NotReady)?;
-    std::fs::remove_file(marker).map_err(|error| ShareError::NotReady(at(marker)(error).into()))
-}
-
 fn is_copy(path: &Path) -> Result<bool, OpenError> {
     let file = path.join("catalog.db");
     let connection = Connection::open(&file).map_err(at(&file))?;
     Ok(crate::store::is_copy(&connection).map_err(at(&file))?)
-}
-
-/// Completes an attempt that was interrupted when the log had the contents.
-fn complete(path: &Path, marker: &Path, steps: &dyn ShareSteps) -> Result<SharedContents, ShareError> {
-    let _lock = lock(path)?;
-    prepare(marker, steps)?;
-    let file = path.join("catalog.db");
-    let sql = |error: rusqlite::Error| ShareError::from(CatalogError::from(at(&file)(error)));
-    let mut connection = Connection::open(&file).map_err(sql)?;
-    let transaction = connection.transaction().map_err(sql)?;
-    contents(&transaction).map_err(|stop| match stop {
-        Abort::Sql(error) => sql(error),
-        Abort::Catalog(error) => error.into(),
-    })
 }
 
 fn contents(transaction: &Transaction<'_>) -> Result<SharedContents, Abort> {

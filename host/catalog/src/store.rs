@@ -440,7 +440,8 @@ pub struct CopyLock(#[expect(dead_code, reason = "closing the file unlocks it")]
 ///
 /// # Errors
 ///
-/// [`OpenError::NotShared`] if the folder has a catalog of its own, and [`OpenError::Locked`] if a process has opened it.
+/// [`OpenError::NotShared`] if the folder has a catalog of its own, [`OpenError::Interrupted`] if the catalog was being shared, and
+/// [`OpenError::Locked`] if a process has opened it.
 pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
     let lock = lock(folder)?;
     let file = folder.join("catalog.db");

@@ -11,6 +11,7 @@ use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
 use crate::model::{NetworkRules, TenantId, TenantInfo, TenantSettings, TrustedKey};
 use crate::name::Name;
+use crate::sharing::JOURNALS_BEFORE_SHARING;
 use crate::store::{Locked, Store, json, name_of, parsed, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
@@ -122,7 +123,7 @@ impl Catalog {
         if !self.tenants_being_deleted()?.contains(&id) {
             return Err(CatalogError::not_found(ResourceKind::Tenant, id));
         }
-        remove_folder(&folder(&store.path, id))?;
+        remove_folders(&store.path, id)?;
         let mut locked = store.locked();
         let digests = locked.write(|transaction| {
             let digests = components::digests_of_tenant(transaction, id)?;
@@ -138,7 +139,7 @@ impl Catalog {
 
     /// Removes the folder of a tenant that another process has deleted. All files in it must be closed.
     pub fn remove_folder(&self, id: TenantId) -> Result<(), CatalogError> {
-        Ok(remove_folder(&folder(&self.0.store.path, id))?)
+        Ok(remove_folders(&self.0.store.path, id)?)
     }
 
     /// Returns the folder for the tenant's files, which other crates write.
@@ -173,6 +174,12 @@ fn folder(catalog: &Path, id: TenantId) -> PathBuf {
     tenants(catalog).join(id.to_string())
 }
 
+/// Removes the folders of a tenant: that of its files, and its journal from before the catalog was shared.
+fn remove_folders(catalog: &Path, id: TenantId) -> Result<(), StorageError> {
+    remove_folder(&folder(catalog, id))?;
+    remove_folder(&catalog.join(JOURNALS_BEFORE_SHARING).join(id.to_string()))
+}
+
 fn remove_folder(path: &Path) -> Result<(), StorageError> {
     match std::fs::remove_dir_all(path) {
         Ok(()) => path.parent().map_or(Ok(()), sync_folder),
@@ -194,18 +201,29 @@ pub(crate) fn sweep(store: &Store) -> Result<(), StorageError> {
     })?;
     let all = tenants(&store.path);
     std::fs::create_dir_all(&all).map_err(at(&all))?;
-    for entry in std::fs::read_dir(&all).map_err(at(&all))? {
-        let path = entry.map_err(at(&all))?.path();
-        let id = path.file_name().and_then(|name| name.to_str()?.parse::<i64>().ok());
-        if id.is_some_and(|id| !ids.contains(&id)) {
-            remove_folder(&path)?;
-        }
-    }
+    remove_others(&all, &ids)?;
+    remove_others(&store.path.join(JOURNALS_BEFORE_SHARING), &ids)?;
     for id in ids {
         let folder = folder(&store.path, TenantId(id));
         std::fs::create_dir_all(&folder).map_err(at(&folder))?;
     }
     sync_folder(&all)
+}
+
+/// Removes the folders of other tenants than these.
+fn remove_others(all: &Path, ids: &HashSet<i64>) -> Result<(), StorageError> {
+    let entries = match std::fs::read_dir(all) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(at(all))?,
+    };
+    for entry in entries {
+        let path = entry.map_err(at(all))?.path();
+        let id = path.file_name().and_then(|name| name.to_str()?.parse::<i64>().ok());
+        if id.is_some_and(|id| !ids.contains(&id)) {
+            remove_folder(&path)?;
+        }
+    }
+    Ok(())
 }
 
 fn find(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<TenantInfo>> {

@@ -16,7 +16,9 @@ use super::registry::in_runtime;
 use super::serve::cluster::connect;
 use super::{Exit, OUTPUT, SETTINGS, journal, options, setup};
 use rollout_assembly::config::{ClusterSettings, Config, Role};
-use rollout_catalog::{Name, ShareError, ShareSteps, SharedContents, SharedLog, StepError, TenantId};
+use rollout_catalog::{
+    JOURNALS_BEFORE_SHARING, Name, ShareError, ShareSteps, SharedContents, SharedLog, StepError, TenantId,
+};
 use rollout_cluster::{Cluster, ListedLog, WorkerState};
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{JournalRest, JournalSettings};
@@ -211,7 +213,8 @@ fn with_advice(error: ShareError) -> anyhow::Error {
             "the catalog is not shared: use the key of the single server as journal.key-env of the workers, or remove the \
              secrets and set them again in the cluster"
         }
-        ShareError::NotReady(_) => "run the command again",
+        ShareError::NotReady(_) => "run the command again when the reason is removed",
+        ShareError::Already => return error.into(),
         _ => "the catalog is not shared",
     };
     anyhow::Error::new(error).context(advice)
@@ -249,7 +252,11 @@ impl Folder<'_> {
         let journals = self.journals()?;
         let working = Working::on(format!("reading {} journals", journals.len()));
         let mut sum = JournalRest::default();
-        for (_, dir) in &journals {
+        for (tenant, dir) in &journals {
+            let to = self.path.join(JOURNALS_BEFORE_SHARING).join(tenant);
+            if to.exists() {
+                bail!("{} exists, from an earlier sharing; move it away", to.display());
+            }
             let settings = JournalSettings {
                 segment_bytes: SEGMENT_BYTES,
                 segments_ahead: 1,
@@ -276,7 +283,7 @@ impl Folder<'_> {
 
     /// Moves the journals to a folder where workers do not write them, and where they do not count for the quotas.
     fn move_journals(&self) -> Result<()> {
-        let before = self.path.join(journal::BEFORE_SHARING);
+        let before = self.path.join(JOURNALS_BEFORE_SHARING);
         for (tenant, from) in self.journals()? {
             std::fs::create_dir_all(&before)
                 .with_context(|| format!("cannot create {}", before.display()))?;

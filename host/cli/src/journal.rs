@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use super::setup;
 use rollout_assembly::config::Config;
+use rollout_catalog::JOURNALS_BEFORE_SHARING;
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{Host, Journal, JournalSettings, Unfinished};
 
@@ -52,15 +53,12 @@ pub(super) fn stored_component(journal: &Path, digest: &str) -> PathBuf {
     }
     let of_catalog = std::fs::canonicalize(journal).ok().and_then(|journal| {
         let folder = journal.parent()?;
-        let before = (folder.file_name()? == BEFORE_SHARING).then_some(folder);
+        let before = (folder.file_name()? == JOURNALS_BEFORE_SHARING).then_some(folder);
         let tenants = before.or_else(|| folder.parent().filter(|tenants| tenants.ends_with("tenants")))?;
         Some(tenants.parent()?.join(COMPONENTS).join(digest.get(..2)?).join(name))
     });
     of_catalog.filter(|component| component.exists()).unwrap_or(own)
 }
-
-/// Folder in a catalog with the journals that its tenants had before it was shared.
-pub(super) const BEFORE_SHARING: &str = "journals-before-sharing";
 
 /// Folder of components in a journal and in a catalog. A catalog's has a subfolder for the digest's first two
 /// digits.

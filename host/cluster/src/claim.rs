@@ -25,7 +25,7 @@ const RETRIES_MAX: u32 = 100;
 /// Maximum number of repetitions while a server has an older end of the log than was acknowledged.
 const OLDER_RETRIES_MAX: u32 = 20;
 
-/// Number of heartbeats in succession without an entry of the log after which the log counts as abandoned.
+/// Number of heartbeats in succession without an entry of the log after which its owner stops.
 const MISSING_MAX: u32 = 3;
 
 /// A log to claim.
@@ -414,14 +414,13 @@ impl Beating {
                 self.revision = revision;
                 false
             }
-            // A server that has just joined may not have it yet.
-            Ok(None) if self.missing >= MISSING_MAX => {
-                tracing::error!(log = self.log, "the log's entry was removed while this process owned it");
-                self.fenced
-                    .send_replace(Some(ReplicaError::Fenced("an operator has abandoned it".to_owned())));
+            Ok(None) if self.missing + 1 >= MISSING_MAX => {
+                tracing::error!(log = self.log, "the log's entry is missing although this process owns it");
+                let why = "its entry is missing: an operator has abandoned it, or the servers have lost it";
+                self.fenced.send_replace(Some(ReplicaError::Fenced(why.to_owned())));
                 true
             }
-            // Another server may answer with an older entry.
+            // Another server may answer with an older entry, or none.
             Ok(found) if found.as_ref().is_none_or(|(entry, _)| entry.epoch < self.entry.epoch) => {
                 tracing::warn!(log = self.log, "a heartbeat was refused, and the log has no newer owner");
                 self.missing = if found.is_none() { self.missing + 1 } else { 0 };

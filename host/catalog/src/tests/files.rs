@@ -43,12 +43,17 @@ fn the_next_start_removes_files_that_a_crash_left_behind() {
     std::fs::create_dir_all(components.join("ab")).unwrap();
     std::fs::write(components.join("ab").join(format!("ab{}.wasm", "0".repeat(62))), b"nobody's").unwrap();
     std::fs::create_dir_all(scene.at().path().join("tenants/99/journal")).unwrap();
+    let before_sharing = scene.at().path().join("journals-before-sharing");
+    for id in ["99".to_owned(), a.to_string()] {
+        std::fs::create_dir_all(before_sharing.join(id)).unwrap();
+    }
     std::fs::remove_dir(scene.at().tenant_folder(a)).unwrap();
     scene.reopen();
     let mut expected = [file_of(b"used"), file_of(b"uploaded")];
     expected.sort();
     assert_eq!(scene.component_files(), expected);
     assert!(!scene.at().path().join("tenants/99").exists());
+    assert!(!before_sharing.join("99").exists() && before_sharing.join(a.to_string()).exists());
     assert!(scene.at().tenant_folder(a).is_dir());
     // An unused upload is removed once its time to be deployed is over.
     scene.advance(2 * 60 * 60);

@@ -42,6 +42,8 @@ fn deleting_a_tenant_hides_it_at_once_and_removes_its_data_later() {
     scene.at().set_secret(a, &"judge".parse().unwrap(), b"sealed").unwrap();
     scene.at().add_usage(a, TenantUsage { model_tokens: 1, guest_cpu_nanos: 1 });
     std::fs::write(scene.at().tenant_folder(a).join("journal"), "events").unwrap();
+    let before_sharing = scene.at().path().join(format!("journals-before-sharing/{a}"));
+    std::fs::create_dir_all(&before_sharing).unwrap();
     assert_eq!(scene.at().delete_tenant("a").unwrap(), a);
     assert_eq!(scene.at().authenticate(&key.key), None);
     assert!(scene.at().tenant(a).is_err() && scene.at().plugin(a, "calc").is_err());
@@ -57,6 +59,7 @@ fn deleting_a_tenant_hides_it_at_once_and_removes_its_data_later() {
     assert!(scene.at().tenant_folder(a).exists());
     scene.at().finish_deleting(a).unwrap();
     assert!(!scene.at().tenant_folder(a).exists() && scene.component_files().is_empty());
+    assert!(!before_sharing.exists());
     assert!(scene.reopen().tenants_being_deleted().unwrap().is_empty());
     assert!(scene.at().finish_deleting(a).is_err() && scene.at().finish_deleting(again).is_err());
     assert_eq!(scene.at().usage_today(a).1, TenantUsage::default());

@@ -92,18 +92,20 @@ impl Gateway {
         };
         let order = placement::order(&id, self.0.workers.candidates(None));
         let ends = ENDS.contains(&below(request.path()));
-        let mut first_answer = None;
+        let mut first_answer: Option<Response> = None;
         for candidate in order.into_iter().take(SOUGHT_MAX) {
             let answer = self.send_in_session(&candidate.worker, &mut request).await;
-            // The end of a session that a worker does not know is no error there.
             if answer.status() != StatusCode::NOT_FOUND && !ends {
                 return answer;
             }
-            first_answer.get_or_insert(answer);
+            // The end of a session that a worker does not know is no error there, so errors of others count.
+            if first_answer.is_none() || (ends && answer.status().is_server_error()) {
+                first_answer = Some(answer);
+            }
         }
         match first_answer {
             // A worker that is away may have the session.
-            Some(answer) if ends || self.0.workers.unreachable().is_empty() => answer,
+            Some(answer) if ends || !self.0.workers.may_return(self.0.settings.lost_after) => answer,
             _ => self.not_all("the session may be there"),
         }
     }

@@ -48,6 +48,8 @@ struct WorkerState {
     is_up: bool,
     /// Reason why it did not answer.
     problem: Option<String>,
+    /// Time since when it has not answered.
+    down_since: Option<Instant>,
     /// Rollouts that this gateway has sent since its last status, and while that one was read.
     sent: [Sent; 2],
 }
@@ -207,6 +209,16 @@ impl Workers {
         self.all().iter().filter(|worker| !worker.state().is_up).map(|worker| worker.name()).collect()
     }
 
+    /// Returns whether one of the workers that do not answer may still return: it has not been away for this time.
+    pub(super) fn may_return(&self, lost_after: Option<Duration>) -> bool {
+        let may_return = |worker: &Arc<Worker>| {
+            let state = worker.state();
+            let since = state.down_since.unwrap_or(self.started);
+            !state.is_up && lost_after.is_none_or(|lost_after| since.elapsed() < lost_after)
+        };
+        self.all().iter().any(may_return)
+    }
+
     /// Returns the place of a log.
     pub(super) fn find(&self, log: &str) -> LogPlace {
         let table = self.table();
@@ -342,7 +354,7 @@ impl Workers {
                 let logs = status.logs.clone();
                 let mut state = worker.state();
                 let was_up = std::mem::replace(&mut state.is_up, true);
-                state.problem = None;
+                (state.problem, state.down_since) = (None, None);
                 state.sent[0] = Sent::default();
                 let name = status.worker.clone();
                 state.last = Some(Arc::new(status));
@@ -378,6 +390,7 @@ impl Workers {
                     tracing::warn!(worker = name, url = worker.base, problem, "a worker does not answer");
                 }
                 state.problem = Some(problem);
+                state.down_since.get_or_insert_with(Instant::now);
                 drop(state);
                 table.forget(worker);
                 was_up

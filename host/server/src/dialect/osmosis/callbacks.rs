@@ -113,11 +113,11 @@ pub(super) async fn start(
     d::check_group(osmosis, &parsed)?;
     // Until the rollout has a place, its id belongs to this request.
     let id = parsed.rollout.id.clone();
-    let reserved = match &chosen {
-        Some(_) if host.find(&id).is_some() => return Err(registered(&host)),
-        Some(_) => Some(inner.ledger.reserve(&id).map_err(|_| registered(&host))?),
-        None => None,
-    };
+    let reserved = chosen.as_ref().map(|_| inner.ledger.reserve(&id).map_err(|_| registered(&host)));
+    let reserved = reserved.transpose()?;
+    if reserved.is_some() && host.find(&id).is_some() {
+        return Err(registered(&host));
+    }
     d::place(osmosis, &host, (&id, chosen.as_ref()), host.room() > 0)?;
     let parsed = parsed.forked(&host).await?;
     let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
@@ -140,13 +140,7 @@ pub(super) async fn start(
     inner.tasks.spawn(drive(rollout, driver));
     journaled::wait_until_stored(log.as_ref()).await.map_err(|error| {
         handle.cancel();
-        match (chosen, error) {
-            // It may be in a replicated log, whose next owner continues it: no other worker must take it.
-            (Some(_), ApiError::NotKept(why)) => {
-                ApiError::Internal(format!("it is not known whether the rollout was stored: {why}"))
-            }
-            (_, error) => error,
-        }
+        if chosen.is_some() { error.after_admission() } else { error }
     })
 }
 

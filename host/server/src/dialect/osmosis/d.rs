@@ -129,23 +129,22 @@ pub(super) async fn start(
     let entry = match inner.ledger.reserve(&id) {
         Ok(entry) => entry,
         Err(_) => {
+            // The gateway did not receive the first answer.
             let found = inner.ledger.find(&id).filter(|polled| chosen.is_some() && polled.is_lease(token));
             if let Some(polled) = found {
-                // The gateway did not receive the first answer, or the admission was not stored. Then it was cancelled, and
-                // another worker may take it.
-                let stored = journaled::wait_until_stored(polled.log()).await;
-                return match stored {
-                    Ok(()) => Ok(admission),
-                    Err(refused) => {
-                        Err(placed_or(refused, true, || place(osmosis, &host, (&id, chosen.as_ref()), false)))
-                    }
-                };
+                journaled::wait_until_stored(polled.log()).await.map_err(ApiError::after_admission)?;
+                return Ok(admission);
             }
             host.check_journal_for_refusal()?;
             host.metrics().refused(Refusal::Duplicate);
             return Err(ApiError::Registered);
         }
     };
+    // It may have callbacks.
+    if chosen.is_some() && host.find(&id).is_some() {
+        host.metrics().refused(Refusal::Duplicate);
+        return Err(ApiError::Registered);
+    }
     place(osmosis, &host, (&id, chosen.as_ref()), host.room() > 0)?;
     let admitted = match admit(&host, entry, parsed, (grade, token)).await {
         Err(refused) => {
@@ -157,7 +156,10 @@ pub(super) async fn start(
         Ok(admitted) => admitted,
     };
     let handle = admitted.start(osmosis, &host, parent);
-    journaled::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
+    journaled::wait_until_stored(handle.log()).await.map_err(|error| {
+        handle.cancel();
+        if chosen.is_some() { error.after_admission() } else { error }
+    })?;
     Ok(admission)
 }
 
@@ -199,7 +201,7 @@ pub(super) fn placed_or(
     place: impl FnOnce() -> Result<(), ApiError>,
 ) -> ApiError {
     match is_reserved && refused.is_by_this_worker() {
-        true => place().err().unwrap_or_else(|| refused.by_worker()),
+        true => place().err().unwrap_or(refused),
         false => refused,
     }
 }
@@ -234,11 +236,13 @@ pub(super) async fn start_tree(
         let token = &admission.polling_lease_token;
         let entry = match inner.ledger.reserve(&id) {
             Ok(entry) => entry,
-            // The gateway did not receive the first answer.
             Err(_)
-                if chosen_token.is_some()
-                    && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) =>
+                if let Some(polled) = inner.ledger.find(&id)
+                    && chosen_token.is_some()
+                    && polled.is_lease(token) =>
             {
+                // The gateway did not receive the first answer.
+                journaled::wait_until_stored(polled.log()).await.map_err(ApiError::after_admission)?;
                 known.push(admission);
                 continue;
             }

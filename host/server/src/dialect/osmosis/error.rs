@@ -1,7 +1,5 @@
 //! All error bodies of this protocol.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -61,12 +59,12 @@ pub(super) enum ApiError {
 }
 
 impl ApiError {
-    /// Returns the refusal of a worker in a form that callers repeat, because other workers may have room.
-    pub(super) fn by_worker(self) -> Self {
+    /// Returns the error for a gateway if an admission could not be stored after the rollout was started. It may be in a
+    /// replicated log, whose next owner continues it, so no other worker must take it.
+    pub(super) fn after_admission(self) -> Self {
         match self {
-            Self::Quota(over) if over.max > 0 && !over.quota.is_of_a_day() => {
-                let retry_after = over.retry_after.or(Some(Duration::from_secs(RETRY_AFTER_SECS)));
-                Self::Quota(OverQuota { retry_after, ..over })
+            Self::NotKept(why) => {
+                Self::Internal(format!("it is not known whether the rollout was stored: {why}"))
             }
             other => other,
         }
