@@ -542,7 +542,7 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
     );
     let left = single.left().await;
     let refused = share_by_command(&left.folder(), &[]).await;
-    let expected = "0 unfinished rollouts and 1 results that no caller has read";
+    let expected = "rollouts that callers wait for (0 unfinished, 1 with unread results)";
     assert!(refused.code == Some(2) && refused.stderr.contains(expected), "{refused:?}");
     // The folder is as before.
     let single = left.start(ServeCatalog::default().config("drain-secs = 5.0\n")).await;
@@ -559,7 +559,7 @@ async fn the_catalog_of_a_single_server_becomes_that_of_a_cluster() {
     let shared = share_by_command(&left.folder(), &[]).await;
 
     assert_eq!(shared.code, Some(0), "{}", shared.stderr);
-    assert!(shared.stdout.contains("1 tenants, 4 keys, 2 plugins and 2 components are shared"), "{shared:?}");
+    assert!(shared.stdout.contains("shared: 1 tenant, 4 keys, 2 plugins and 2 components"), "{shared:?}");
     let again = share_by_command(&left.folder(), &[]).await;
     assert!(again.code == Some(2) && again.stderr.contains("is shared already"), "{again:?}");
     let one = left.start(ServeCatalog::worker("w1", &section)).await;

@@ -315,7 +315,7 @@ async fn a_journal_with_rollouts_is_not_left_behind_when_its_server_becomes_a_wo
 
     let error = worker.clone().try_start().await.err().expect("it is refused");
 
-    let expected = "0 unfinished rollouts and 1 results that no caller has read";
+    let expected = "rollouts that callers wait for (0 unfinished, 1 with unread results)";
     assert!(error.contains(expected), "{error}");
     let host = single().await;
     check_scored(&[host.result(&admitted).await]);

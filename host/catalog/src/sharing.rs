@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rollout_wire::digest::Digest;
@@ -15,7 +15,7 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, at};
 use crate::model::TenantId;
 use crate::name::Name;
 use crate::shared::{self, Change, ChangeKind, Position, SharedLog};
-use crate::store::{Locked, Store, lock, name_of, set_position};
+use crate::store::{Locked, Store, lock, name_of, set_position, sharing_marker};
 
 /// Error of a step of the caller.
 pub type StepError = Box<dyn Error + Send + Sync>;
@@ -113,7 +113,7 @@ pub fn share(
     if !path.join("catalog.db").exists() {
         return Err(ShareError::Empty);
     }
-    let marker = marker(path);
+    let marker = sharing_marker(path);
     // No other process may be at work on the folder.
     let held = lock(path)?;
     let is_copy = is_copy(path)?;
@@ -170,11 +170,6 @@ fn complete(
         Ok(contents)
     };
     done().map_err(not_ready)
-}
-
-/// Returns the path of the file that exists while a catalog is being shared.
-pub(crate) fn marker(path: &Path) -> PathBuf {
-    path.join("sharing")
 }
 
 fn write_marker(marker: &Path) -> io::Result<()> {

@@ -19,7 +19,7 @@ use crate::pending::PendingUpdates;
 use crate::shared::{
     self, Applied, Chained, Change, ChangeKind, NotApplied, Position, Preparation, SharedLog, Snapshot,
 };
-use crate::{CatalogSettings, Clock, schema, sharing};
+use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 
 /// Maximum time for which a statement waits for another reader, such as a backup.
@@ -453,10 +453,15 @@ pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
     if is_own(&connection).map_err(at(&file))? {
         return Err(OpenError::NotShared(folder.to_owned()));
     }
-    if sharing::marker(folder).exists() {
+    if sharing_marker(folder).exists() {
         return Err(OpenError::Interrupted(folder.to_owned()));
     }
     Ok(CopyLock(lock))
+}
+
+/// Returns the path of the file that exists while the catalog in a folder is being shared.
+pub(crate) fn sharing_marker(folder: &Path) -> PathBuf {
+    folder.join("sharing")
 }
 
 /// Returns whether a database of any version is a copy of a shared catalog.

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::admin::table::Table;
-use super::print::{errln, out, outln};
+use super::print::{counted, errln, out, outln};
 use super::progress::Working;
 use super::registry::in_runtime;
 use super::serve::cluster::connect;
@@ -175,7 +175,9 @@ impl ShareCatalog {
         let shared = rollout_catalog::share(&self.folder, &log, &folder);
         drop(working);
         let SharedContents { tenants, keys, plugins, components } = shared.map_err(with_advice)?;
-        outln!("{tenants} tenants, {keys} keys, {plugins} plugins and {components} components are shared");
+        let (tenants, keys) = (counted(tenants, "tenant"), counted(keys, "key"));
+        let (plugins, components) = (counted(plugins, "plugin"), counted(components, "component"));
+        outln!("shared: {tenants}, {keys}, {plugins} and {components}");
         outln!(
             "start the first worker with --catalog {}, and others with empty folders",
             self.folder.display()

@@ -285,6 +285,11 @@ impl ErrorQueue {
     }
 }
 
+/// Returns a number with a noun in the singular or plural.
+pub(crate) fn counted<N: fmt::Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == N::from(1) { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -152,6 +152,8 @@ pub(crate) async fn client(settings: &ClusterSettings) -> Result<Client, Cluster
             match event {
                 async_nats::Event::Connected => tracing::info!("connected to NATS"),
                 async_nats::Event::Disconnected => tracing::warn!("the connection to NATS is lost"),
+                // The client was dropped.
+                async_nats::Event::Closed => tracing::debug!("the connection to NATS is closed"),
                 event => tracing::warn!(%event, "NATS reports a problem"),
             }
         });

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::options::{HostOptions, TraceOptions};
-use super::print::{errln, out, outln};
+use super::print::{counted, errln, out, outln};
 use super::view::View;
 use super::{DATA, Exit, OUTPUT, journal, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJournal, SyncWhen};
@@ -435,10 +435,6 @@ fn seconds_now() -> u64 {
 
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
-}
-
-fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Returns the exit code. A fault of the model or the host, which a retry may solve, takes precedence over

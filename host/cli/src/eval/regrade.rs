@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::watch::Watch;
-use super::{CONCURRENCY, Eval, absolute, counted, seconds_now};
-use crate::print::{errln, out, outln};
+use super::{CONCURRENCY, Eval, absolute, seconds_now};
+use crate::print::{counted, errln, out, outln};
 use crate::{Exit, journal, setup};
 use rollout_assembly::config::Config;
 use rollout_assembly::{Assembled, Options, Sources};

@@ -211,7 +211,7 @@ fn refuse_own_journal(settings: &JournalSettings) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "{} has the journal of a server without [cluster.nats], with {rest}; serve it without [cluster.nats] until they are \
+        "{} has the journal of a server without [cluster.nats], with {rest}; serve it without [cluster.nats] until their results are \
          read, or give another directory with --journal",
         dir.display()
     )

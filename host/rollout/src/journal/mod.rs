@@ -124,7 +124,7 @@ impl JournalRest {
 impl fmt::Display for JournalRest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { unfinished, unread } = self;
-        write!(f, "{unfinished} unfinished rollouts and {unread} results that no caller has read")
+        write!(f, "rollouts that callers wait for ({unfinished} unfinished, {unread} with unread results)")
     }
 }
 
