@@ -30,6 +30,13 @@ fn nats_settings(nats: &TestNats) -> String {
     )
 }
 
+/// Connects this process with the settings of the workers.
+async fn client(nats: &TestNats) -> Cluster {
+    let settings =
+        ClusterSettings { log_bytes_max: 512 << 20, heartbeat_secs: 0.3, lease_secs: 1.5, ..nats.settings() };
+    Cluster::connect(settings).await.expect("the servers answer")
+}
+
 fn worker(nats: &TestNats, name: &str) -> Serve {
     let config = format!("[journal]\ndir = 'journal'\nkey-env = 'JOURNAL_KEY'\n{}", nats_settings(nats));
     keyed(TestHost::of("conform")).option("--role", "worker").option("--worker-name", name).config(&config)
@@ -257,7 +264,7 @@ async fn an_operator_abandons_a_log_that_no_worker_can_continue() {
     assert!(refused.code == Some(2) && refused.stderr.contains("there is no log 'w7'"), "{refused:?}");
 
     first.kill().await;
-    let client = Cluster::connect(nats.settings()).await.unwrap();
+    let client = client(&nats).await;
     let stored = client.jetstream().publish("rollout.log.w0", "of another program".into()).await.unwrap();
     stored.await.unwrap();
     let abandoned = cluster(&["forget-log", "w0"]).await;
@@ -283,8 +290,7 @@ async fn a_worker_whose_log_was_abandoned_while_it_was_away_stops() {
     let gateway = gateway(&nats).await;
     logs(&gateway, &["w0"]).await;
     host.process().signal(Signal::STOP);
-    let client = Cluster::connect(ClusterSettings { lease_secs: 1.5, ..nats.settings() }).await.unwrap();
-    client.forget_log("w0").await.unwrap();
+    client(&nats).await.forget_log("w0").await.unwrap();
     host.process().signal(Signal::CONT);
 
     let ran = host.ended().await;
