@@ -716,13 +716,15 @@ impl LossyProxy {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&to).await.unwrap();
                 let (mut broken, loses) = (breaks_too.subscribe(), loses_too.clone());
+                // Without answers, a client could not connect again.
+                let is_new = loses.load(Ordering::SeqCst);
                 tokio::spawn(async move {
                     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
                         (client.into_split(), server.into_split());
                     let answers = async {
                         let mut buffer = vec![0; 64 << 10];
                         while let Ok(bytes @ 1..) = from_server.read(&mut buffer).await {
-                            if !loses.load(Ordering::SeqCst)
+                            if (is_new || !loses.load(Ordering::SeqCst))
                                 && to_client.write_all(&buffer[..bytes]).await.is_err()
                             {
                                 break;
