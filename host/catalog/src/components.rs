@@ -76,12 +76,7 @@ pub(crate) fn new_part(catalog: &Path) -> PathBuf {
 fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Result<(), CatalogError> {
     let part = new_part(&store.path);
     let fetched = log.fetch_component(digest, &part).map_err(CatalogError::from).and_then(|()| {
-        let mut file = File::open(&part).map_err(at(&part))?;
-        let found = digest_of(&mut file).map_err(at(&part))?;
-        if found != digest {
-            return Err(CatalogError::Damaged(format!("the component {digest} has digest {found}")));
-        }
-        file.sync_all().map_err(at(&part))?;
+        open_checked(&part, digest)?.sync_all().map_err(at(&part))?;
         Ok(put(&part, to)?)
     });
     if fetched.is_err() {
@@ -90,8 +85,18 @@ fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Resul
     fetched
 }
 
+/// Opens the file of a component and checks its digest.
+pub(crate) fn open_checked(path: &Path, digest: Digest) -> Result<File, CatalogError> {
+    let mut file = File::open(path).map_err(at(path))?;
+    let found = digest_of(&mut file).map_err(at(path))?;
+    if found != digest {
+        return Err(CatalogError::Damaged(format!("the component {digest} has digest {found}")));
+    }
+    Ok(file)
+}
+
 /// Returns the digest of a file's contents.
-pub(crate) fn digest_of(file: &mut File) -> io::Result<Digest> {
+fn digest_of(file: &mut File) -> io::Result<Digest> {
     let (mut hash, mut piece) = (Sha256::new(), vec![0; 64 << 10]);
     loop {
         match file.read(&mut piece)? {

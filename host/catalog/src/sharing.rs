@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, at};
 use crate::model::TenantId;
 use crate::name::Name;
 use crate::shared::{self, Change, ChangeKind, Position, SharedLog};
-use crate::store::{Locked, Store, lock, name_of, set_position, sharing_marker};
+use crate::store::{Locked, Store, lock, name_of, set_position, sharing_marker, sync_folder};
 
 /// Error of a step of the caller.
 pub type StepError = Box<dyn Error + Send + Sync>;
@@ -145,7 +144,10 @@ fn store_contents(
     for digest in store.read(components::all_digests)? {
         put_component(&store, log, digest)?;
     }
-    write_marker(marker).map_err(|error| CatalogError::from(at(marker)(error)))?;
+    File::create(marker)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| CatalogError::from(at(marker)(error)))?;
+    sync_folder(path).map_err(CatalogError::from)?;
     store_rows(&mut store.locked(), log, steps)
 }
 
@@ -172,11 +174,6 @@ fn complete(
     done().map_err(not_ready)
 }
 
-fn write_marker(marker: &Path) -> io::Result<()> {
-    File::create(marker)?.sync_all()?;
-    marker.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-}
-
 fn is_copy(path: &Path) -> Result<bool, OpenError> {
     let file = path.join("catalog.db");
     let connection = Connection::open(&file).map_err(at(&file))?;
@@ -198,11 +195,7 @@ fn contents(transaction: &Transaction<'_>) -> Result<SharedContents, Abort> {
 /// Stores a component, whose digest is checked before.
 fn put_component(store: &Store, log: &dyn SharedLog, digest: Digest) -> Result<(), CatalogError> {
     let path = components::path(&store.path, digest);
-    let mut file = File::open(&path).map_err(at(&path))?;
-    let found = components::digest_of(&mut file).map_err(at(&path))?;
-    if found != digest {
-        return Err(CatalogError::Damaged(format!("the component {digest} has digest {found}")));
-    }
+    components::open_checked(&path, digest)?;
     Ok(log.put_component(digest, &path)?)
 }
 
